@@ -1,0 +1,25 @@
+//! Every limit of the wire, once. Limits that an operator may change live in
+//! `python/flowerbed/config.py` and start from these values.
+
+use std::time::Duration;
+
+/// Inputs of one HTTP request.
+pub const MAX_INPUTS: usize = 2_048;
+/// Body of one HTTP request.
+pub const MAX_BODY_BYTES: usize = 32 * 1024 * 1024;
+/// One gRPC message, either way (tonic's own default is 4 MiB: 1,024 vectors of 1,024 floats).
+pub const MAX_MESSAGE_BYTES: usize = 64 * 1024 * 1024;
+/// Rows (segments) of one chunk.
+pub const MAX_ROWS: usize = 65_536;
+/// Output formats of one chunk.
+pub const MAX_OUTPUTS: usize = 8;
+/// Time a request may take, queueing included.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// A queue holds this much work at the measured rate.
+pub const QUEUE_SECONDS: f64 = 10.0;
+/// Cost of the smallest chunk worth a call of its own.
+pub const MIN_CHUNK_COST: u64 = 512;
+/// HTTP/2 flow-control window of one stream.
+pub const STREAM_WINDOW_BYTES: u32 = 4 * 1024 * 1024;
+/// HTTP/2 flow-control window of one connection.
+pub const CONNECTION_WINDOW_BYTES: u32 = 16 * 1024 * 1024;

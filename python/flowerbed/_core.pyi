@@ -1,0 +1,98 @@
+"""Typed surface of the Rust core (crates/python). Checked against the module by tests/test_core_stub.py."""
+
+from typing import Protocol, final
+
+class HostRows(Protocol):
+    """What `InferenceServer.launched` takes: a `flowerbed.rose.lazy.LazyTensor` in host memory.
+
+    `mode` is eager, capture or replay; `padding_tokens` counts tokens that belong to no sequence;
+    `host()` waits for the device and returns a readable buffer of uint8
+    [`batch.num_result_bytes` + `batch.num_rows`]: the packed rows, then one status a row
+    (0 good, 1 not finite, 2 all zero).
+    """
+
+    mode: str
+    padding_tokens: int
+
+    def host(self) -> memoryview: ...
+
+@final
+class Batch:
+    """Sequences that one step runs together, packed end to end without padding. Immutable."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def head(self) -> str:
+        """embed, score, sparse or tokens; one for the whole batch."""
+    @property
+    def stream(self) -> str:
+        """online or normal."""
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_sequences(self) -> int: ...
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def max_seqlen(self) -> int:
+        """Longest sequence, tokens."""
+    @property
+    def num_result_bytes(self) -> int:
+        """Bytes of all packed rows, statuses excluded."""
+    def ids(self) -> bytearray:
+        """int32 [num_tokens]."""
+    def cu_seqlens(self) -> bytearray:
+        """int32 [num_sequences + 1]."""
+    def pair_starts(self) -> bytearray | None:
+        """int32 [num_sequences], first token of the second text; None if the batch has no pairs."""
+    def segments(self) -> bytearray:
+        """int32 [num_rows, 2]: start and end of each row's tokens, counted from the batch's start."""
+    def row_formats(self) -> bytearray:
+        """int32 [num_rows, 5]: segment, byte offset, dtype code of the proto, dimensions, normalize (0 or 1)."""
+
+@final
+class InferenceServer:
+    """Tulip: the gRPC server, its scheduler and its queue. The owner of the main thread pulls batches."""
+
+    def __new__(cls, config: str) -> InferenceServer:
+        """Takes `WorkerConfig.to_core()` as JSON; ValueError names the field at fault."""
+    def start(self) -> str:
+        """Binds and serves; returns the address, with the real port. OSError if it cannot."""
+    def next_batch(self) -> Batch | None:
+        """Waits, with the interpreter released, for the next batch; None when drained.
+
+        Wakes every 100 ms to let signal handlers run.
+        """
+    def launched(self, batch_id: int, result: HostRows) -> None:
+        """Hands over what `step` returned; the rows are answered when the device is done."""
+    def failed(self, batch_id: int, reason: str, *, is_device_fault: bool) -> None:
+        """Tells that the step raised. `reason` goes to the log, never to a caller.
+
+        Without a device fault the batch is rerun in halves until the culprit is alone.
+        """
+    def drain(self) -> None:
+        """Refuses new work; `next_batch` returns None once the queue is empty. Safe in a signal handler."""
+    def stop(self) -> None:
+        """Stops serving at once. Waits until the runtime has ended."""
+
+@final
+class Gateway:
+    """Ivy: the HTTP gateway. Runs on its own threads."""
+
+    def __new__(cls, config: str) -> Gateway:
+        """Takes `GatewayConfig.to_core()` as JSON; ValueError names the field at fault."""
+    def start(self) -> str:
+        """Binds and serves; returns `host:port`, with the real port. OSError if it cannot."""
+    def wait(self) -> None:
+        """Waits, with the interpreter released, until stopped. Wakes every 100 ms for signal handlers."""
+    def drain(self) -> None:
+        """Not ready from now on; open requests finish, then `wait` returns. Safe in a signal handler."""
+    def stop(self) -> None:
+        """Stops serving at once."""
+
+def build_info() -> dict[str, str]:
+    """`version`, `profile` (debug or release) and `source_hash` of the compiled core."""
+
+def init_logging(log_format: str, level: str) -> None:
+    """Sends the core's logs to stderr as `text` or `json`. ValueError on an unknown word."""

@@ -1,0 +1,116 @@
+"""Every setting and its default, once. Frozen dataclasses; units are in the names.
+
+The command line reads its defaults from here, and `FLOWERBED_*` variables are read only by
+`flowerbed.cli`. Knows nothing of torch or of the network. `to_core()` writes the JSON that the
+Rust core takes; its serde structs refuse unknown fields, so the two cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
+DEFAULT_WORKER_LISTEN = "127.0.0.1:50051"
+REQUEST_TIMEOUT_S = 60.0
+CPU_BATCH_TOKENS = 512
+"""Knee of a two-core CPU: larger steps are hardly more efficient and make what is behind them wait."""
+MAX_BATCH_SEQUENCES = 64
+
+
+class DType(StrEnum):
+    """Number format of the weights and the activations."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class LogFormat(StrEnum):
+    """How log lines look on stderr."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+@dataclass(frozen=True, slots=True)
+class TextSettings:
+    """How a model's text becomes ids. Part of its space; a gateway and its workers must agree on it."""
+
+    max_length: int  # tokens a sequence, special tokens included
+    truncation_side: str = "right"  # right or left
+    lowercase: bool = False  # before tokenizing, as sentence_bert_config.json asks
+    strip: bool = False  # white space at both ends, before tokenizing
+    prompts: dict[str, str] = field(default_factory=dict[str, str])  # name -> text put before
+    default_prompt: str | None = None  # name of the prompt used when a request names none
+    pool_prompt: bool = True  # False: the prompt's tokens are left out of pooling
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a worker tells of its model (`ModelInfo` in the proto)."""
+
+    id: str
+    revision: str
+    space: str
+    tokenizer_sha256: str
+    text_sha256: str
+    max_length: int  # tokens
+    vocab_rows: int
+    dimensions: int
+    allowed_dimensions: tuple[int, ...]  # empty: 1 to dimensions
+    normalize: bool
+    heads: tuple[str, ...]
+    attention_scale: float  # L*, tokens
+    dtype: str
+    device: str
+    pooling: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """Settings of Tulip in one worker process."""
+
+    model: ModelInfo
+    listen: str = DEFAULT_WORKER_LISTEN  # host:port or unix:path
+    token: str | None = None  # shared secret; needed for a TCP bind that is not loopback
+    max_batch_tokens: int = CPU_BATCH_TOKENS
+    max_batch_sequences: int = MAX_BATCH_SEQUENCES
+    streams: tuple[str, ...] = ("normal",)  # GPUs also have "online"
+    steps_in_flight: int = 1  # a stream; GPUs have 2
+    request_timeout_s: float = REQUEST_TIMEOUT_S  # for callers that set no deadline
+
+    def to_core(self) -> str:
+        """JSON for `_core.InferenceServer`."""
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayModel:
+    """One served model, as the gateway sees it."""
+
+    id: str
+    aliases: tuple[str, ...]
+    tokenizer_file: str  # path of tokenizer.json
+    tokenizer_sha256: str
+    text: TextSettings
+    text_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """Settings of Ivy."""
+
+    model: GatewayModel
+    workers: tuple[str, ...]  # host:port or unix:path
+    listen: str = f"{DEFAULT_HOST}:{DEFAULT_PORT}"
+    worker_token: str | None = None
+    request_timeout_s: float = REQUEST_TIMEOUT_S
+    tokenizer_threads: int = 0  # 0: one a core
+
+    def to_core(self) -> str:
+        """JSON for `_core.Gateway`."""
+        return json.dumps(asdict(self))
