@@ -13,6 +13,8 @@ from enum import StrEnum
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
+DEFAULT_DEVICE = "auto"
+DEFAULT_LOG_LEVEL = "info"
 DEFAULT_WORKER_LISTEN = "127.0.0.1:50051"
 REQUEST_TIMEOUT_S = 60.0
 CPU_BATCH_TOKENS = 512
@@ -82,6 +84,7 @@ class WorkerConfig:
     streams: tuple[str, ...] = ("normal",)  # GPUs also have "online"
     steps_in_flight: int = 1  # a stream; GPUs have 2
     request_timeout_s: float = REQUEST_TIMEOUT_S  # for callers that set no deadline
+    cost_per_second: float = 0.0  # measured at warm-up; sizes the queue until steps have run
 
     def to_core(self) -> str:
         """JSON for `_core.InferenceServer`."""
@@ -114,3 +117,27 @@ class GatewayConfig:
     def to_core(self) -> str:
         """JSON for `_core.Gateway`."""
         return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """How `serve` starts a child again that ended by itself."""
+
+    first_delay_s: float = 0.1  # doubles with every end
+    max_delay_s: float = 10.0
+    healthy_after_s: float = 60.0  # a child that lived this long starts at first_delay_s again
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """Settings of `flowerbed serve`: the gateway and one worker a device, on this machine."""
+
+    model: str | None = None  # hub id or folder; None: the packaged all-MiniLM-L6-v2
+    revision: str | None = None
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_PORT  # 0: any free one
+    device: str = DEFAULT_DEVICE  # auto, cpu, cuda or cuda:0,1
+    dtype: DType = DType.AUTO
+    max_batch_tokens: int | None = None  # None: the device's knee
+    request_timeout_s: float = REQUEST_TIMEOUT_S
+    log_format: LogFormat = LogFormat.TEXT

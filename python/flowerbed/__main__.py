@@ -1,0 +1,5 @@
+"""`python -m flowerbed` is the command `flowerbed`."""
+
+from flowerbed.cli import main
+
+main()
