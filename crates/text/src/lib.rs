@@ -1,1 +1,15 @@
-//! Not written yet.
+//! Text to token ids: tokenizer, prompts, truncation.
+//!
+//! [`Encoder`] turns one input into the ids that a worker runs, exactly as the Hugging Face library
+//! would with `truncation=True`. It knows nothing of requests, workers or the network, and it is
+//! plain blocking code: the caller chooses the threads.
+
+mod encoder;
+mod error;
+mod frame;
+mod locality;
+mod settings;
+
+pub use encoder::{Encoder, Prompt, Sequence};
+pub use error::{EncodeError, LoadError};
+pub use settings::{TextSettings, TruncationSide};

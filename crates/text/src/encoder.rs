@@ -1,0 +1,294 @@
+//! One text, or one token array, to the ids that a worker runs.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+use tokenizers::Tokenizer;
+
+use crate::frame::Frame;
+use crate::locality::Locality;
+use crate::{EncodeError, LoadError, TextSettings, TruncationSide};
+
+/// Bytes of text tried first for each id that can be kept; English has about 4.5.
+const BYTES_PER_ID: usize = 6;
+/// Added to the first try, so that a short limit does not fall below the safety margin.
+const EXTRA_BYTES: usize = 1_024;
+
+/// A model's tokenizer with its text settings. Shared by all threads.
+#[derive(Debug)]
+pub struct Encoder {
+    tokenizer: Tokenizer,
+    settings: TextSettings,
+    frame: Frame,
+    locality: Option<Locality>,
+    prompts: BTreeMap<String, Prompt>,
+}
+
+/// Text put before an input.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prompt {
+    text: String,
+    /// Tokens at a sequence's start that are left out of pooling.
+    num_unpooled: usize,
+}
+
+/// The ids of one input.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sequence {
+    /// Special tokens included.
+    pub ids: Vec<u32>,
+    /// First token that is pooled.
+    pub segment_start: usize,
+    /// Whether tokens were cut off.
+    pub is_truncated: bool,
+}
+
+impl Encoder {
+    /// Reads a tokenizer.json whose sha256 must be `sha256` (lower-case hex).
+    ///
+    /// # Errors
+    /// If the file cannot be read, is another one, or cannot be used with these settings.
+    pub fn from_file(path: &Path, sha256: &str, settings: TextSettings) -> Result<Self, LoadError> {
+        let json = std::fs::read(path).map_err(|source| LoadError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        let found = hex(&Sha256::digest(&json));
+        if found != sha256 {
+            let expected = sha256.to_owned();
+            return Err(LoadError::Digest {
+                path: path.to_owned(),
+                found,
+                expected,
+            });
+        }
+        Self::from_json(&json, settings)
+    }
+
+    /// Takes the bytes of a tokenizer.json; its own truncation and padding are dropped.
+    ///
+    /// # Errors
+    /// If it cannot be used with these settings.
+    pub fn from_json(json: &[u8], settings: TextSettings) -> Result<Self, LoadError> {
+        let format = |error: &dyn std::fmt::Display| LoadError::Format(error.to_string());
+        let mut tokenizer = Tokenizer::from_bytes(json).map_err(|error| format(&error))?;
+        tokenizer
+            .with_truncation(None)
+            .map_err(|error| format(&error))?;
+        tokenizer.with_padding(None);
+        let root = serde_json::from_slice(json).map_err(|error| format(&error))?;
+        let frame = Frame::learn(&tokenizer)?;
+        check(&settings, &frame)?;
+        let mut encoder = Self {
+            locality: Locality::of(&root),
+            prompts: BTreeMap::new(),
+            tokenizer,
+            settings,
+            frame,
+        };
+        encoder.prompts = encoder.measure_prompts()?;
+        Ok(encoder)
+    }
+
+    /// The text settings that it was made with.
+    #[must_use]
+    pub fn settings(&self) -> &TextSettings {
+        &self.settings
+    }
+
+    /// The prompt of that name, or the default one if `name` is none.
+    ///
+    /// # Errors
+    /// With the known names, if there is no prompt of that name.
+    pub fn prompt(&self, name: Option<&str>) -> Result<Option<&Prompt>, Vec<&str>> {
+        let Some(name) = name.or(self.settings.default_prompt.as_deref()) else {
+            return Ok(None);
+        };
+        match self.prompts.get(name) {
+            Some(prompt) => Ok(Some(prompt)),
+            None => Err(self.prompts.keys().map(String::as_str).collect()),
+        }
+    }
+
+    /// The ids of `prompt` followed by `text`, special tokens added.
+    ///
+    /// # Errors
+    /// If there is nothing to embed, or too much of it while `truncate` is off.
+    pub fn encode(
+        &self,
+        text: &str,
+        prompt: Option<&Prompt>,
+        truncate: bool,
+    ) -> Result<Sequence, EncodeError> {
+        let text = self
+            .settings
+            .prepare(prompt.map_or("", |prompt| prompt.text.as_str()), text);
+        let room = self.settings.max_length - self.frame.len();
+        if truncate && let Some(content) = self.leading_ids(&text, room)? {
+            return self.sequence(&content, prompt, true);
+        }
+        let content = self.content_ids(&text)?;
+        if content.len() <= room {
+            return self.sequence(&content, prompt, false);
+        }
+        if !truncate {
+            return Err(EncodeError::TooLong {
+                num_tokens: content.len() + self.frame.len(),
+                limit: self.settings.max_length,
+            });
+        }
+        let kept = match self.settings.truncation_side {
+            TruncationSide::Right => &content[..room],
+            TruncationSide::Left => &content[content.len() - room..],
+        };
+        self.sequence(kept, prompt, true)
+    }
+
+    /// A token array as a sequence: used as it is, cut at the right if it is too long.
+    ///
+    /// # Errors
+    /// If it is empty, names a token that the model has not, or is too long while `truncate` is off.
+    pub fn accept(
+        &self,
+        mut ids: Vec<u32>,
+        vocab_rows: u32,
+        truncate: bool,
+    ) -> Result<Sequence, EncodeError> {
+        if let Some(position) = ids.iter().position(|&id| id >= vocab_rows) {
+            return Err(EncodeError::IdOutOfRange {
+                position,
+                id: ids[position],
+                vocab_rows,
+            });
+        }
+        if ids.is_empty() {
+            return Err(EncodeError::Empty);
+        }
+        let (num_tokens, limit) = (ids.len(), self.settings.max_length);
+        if num_tokens > limit && !truncate {
+            return Err(EncodeError::TooLong { num_tokens, limit });
+        }
+        ids.truncate(limit);
+        Ok(Sequence {
+            ids,
+            segment_start: 0,
+            is_truncated: num_tokens > limit,
+        })
+    }
+
+    /// The first `room` ids of a long text, read from a part of it. `None` if it has to be read
+    /// whole: it is short, or no cut is known to keep those ids.
+    fn leading_ids(&self, text: &str, room: usize) -> Result<Option<Vec<u32>>, EncodeError> {
+        let (Some(locality), TruncationSide::Right) =
+            (self.locality, self.settings.truncation_side)
+        else {
+            return Ok(None);
+        };
+        let mut max_bytes = room
+            .saturating_mul(BYTES_PER_ID)
+            .saturating_add(EXTRA_BYTES);
+        while max_bytes < text.len() / 2 {
+            if let Some(cut) = locality.cut(text, max_bytes) {
+                let encoding = self
+                    .tokenizer
+                    .encode(&text[..cut.end], false)
+                    .map_err(|error| EncodeError::Tokenizer(error.to_string()))?;
+                // Text follows the cut, so `room` ids are cut off from more.
+                let is_safe = |&(_, end): &(usize, usize)| end <= cut.safe_end;
+                let (ids, offsets) = (encoding.get_ids(), encoding.get_offsets());
+                if ids.len() > room && offsets[..=room].iter().all(is_safe) {
+                    return Ok(Some(ids[..room].to_vec()));
+                }
+            }
+            max_bytes = max_bytes.saturating_mul(2);
+        }
+        Ok(None)
+    }
+
+    /// All ids of a text, special tokens of the model excluded.
+    fn content_ids(&self, text: &str) -> Result<Vec<u32>, EncodeError> {
+        self.tokenizer
+            .encode_fast(text, false)
+            .map(|encoding| encoding.get_ids().to_vec())
+            .map_err(|error| EncodeError::Tokenizer(error.to_string()))
+    }
+
+    fn sequence(
+        &self,
+        content: &[u32],
+        prompt: Option<&Prompt>,
+        is_truncated: bool,
+    ) -> Result<Sequence, EncodeError> {
+        let ids = self.frame.around(content);
+        if ids.is_empty() {
+            return Err(EncodeError::Empty);
+        }
+        let segment_start = prompt.map_or(0, |prompt| prompt.num_unpooled);
+        if segment_start >= ids.len() {
+            return Err(EncodeError::OnlyPrompt);
+        }
+        Ok(Sequence {
+            ids,
+            segment_start,
+            is_truncated,
+        })
+    }
+
+    /// sentence-transformers' rule: the tokens of the prompt alone, its trailing special token not
+    /// counted.
+    fn measure_prompts(&self) -> Result<BTreeMap<String, Prompt>, LoadError> {
+        let special: HashSet<u32> = self
+            .tokenizer
+            .get_added_tokens_decoder()
+            .into_iter()
+            .filter_map(|(id, token)| token.special.then_some(id))
+            .collect();
+        let measure = |text: &str| -> Result<usize, EncodeError> {
+            if self.settings.pool_prompt || text.is_empty() {
+                return Ok(0);
+            }
+            let alone = self.encode(text, None, true)?;
+            let ends_special = alone.ids.last().is_some_and(|id| special.contains(id));
+            Ok(alone.ids.len() - usize::from(ends_special))
+        };
+        let named = self.settings.prompts.iter().map(|(name, text)| {
+            let num_unpooled = measure(text).map_err(|error| LoadError::Settings {
+                field: "prompts",
+                reason: format!("{name:?}: {error}"),
+            })?;
+            Ok((
+                name.clone(),
+                Prompt {
+                    text: text.clone(),
+                    num_unpooled,
+                },
+            ))
+        });
+        named.collect()
+    }
+}
+
+fn check(settings: &TextSettings, frame: &Frame) -> Result<(), LoadError> {
+    if settings.max_length <= frame.len() {
+        return Err(LoadError::Settings {
+            field: "max_length",
+            reason: format!(
+                "{} leaves no room beside {} special tokens",
+                settings.max_length,
+                frame.len()
+            ),
+        });
+    }
+    match &settings.default_prompt {
+        Some(name) if !settings.prompts.contains_key(name) => Err(LoadError::Settings {
+            field: "default_prompt",
+            reason: format!("no prompt is named {name:?}"),
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

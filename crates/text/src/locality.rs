@@ -1,0 +1,161 @@
+//! Where a long text may be cut before it is tokenized, without moving an id that is kept.
+//!
+//! The argument: for the normalizers and pre-tokenizers listed here, nothing that follows a space
+//! changes how the text before that space is split. Call a *boundary* a space (U+0020) that follows
+//! a character that is no white space. Cut a text at boundary `p`. Only the word that ends at `p`
+//! can come out differently, and an added token that spans `p`. Let `q` be an earlier boundary,
+//! farther from `p` than any added token is long: every token that ends at or before `q` is the
+//! same in the cut text as in the whole one. Anything not listed is tokenized whole.
+
+use serde_json::Value;
+
+/// Splitting patterns known to be local: those of Qwen 2 and 3, and of Llama 3.
+const LOCAL_PATTERNS: [&str; 2] = [
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+];
+
+/// A tokenizer whose text may be cut at boundaries.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Locality {
+    margin_bytes: usize,
+}
+
+/// A prefix of a text, and how far its tokens are those of the whole text.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cut {
+    /// Bytes of the prefix.
+    pub(crate) end: usize,
+    /// Tokens that end at or before this byte are kept by the rest of the text.
+    pub(crate) safe_end: usize,
+}
+
+impl Locality {
+    /// `None` where the argument does not hold for this tokenizer.json.
+    pub(crate) fn of(root: &Value) -> Option<Self> {
+        let is_deterministic = matches!(root["model"]["dropout"].as_f64(), None | Some(0.0));
+        let has_local_normalizer =
+            root["normalizer"].is_null() || is_local_normalizer(&root["normalizer"]);
+        let splits = splits_after(&root["pre_tokenizer"], false) == Some(true);
+        (is_deterministic && has_local_normalizer && splits).then(|| {
+            let added = root["added_tokens"]
+                .as_array()
+                .map_or(&[][..], Vec::as_slice);
+            let longest = added
+                .iter()
+                .filter_map(|token| token["content"].as_str())
+                .map(str::len);
+            // A token is matched in normalized text, which may be shorter than its source.
+            Self {
+                margin_bytes: 8 * longest.max().unwrap_or(0) + 16,
+            }
+        })
+    }
+
+    /// The longest cut of at most `max_bytes`, if `text` has boundaries there.
+    pub(crate) fn cut(self, text: &str, max_bytes: usize) -> Option<Cut> {
+        let end = boundary_before(text, max_bytes)?;
+        let safe_end = boundary_before(text, end.checked_sub(self.margin_bytes)?)?;
+        Some(Cut { end, safe_end })
+    }
+}
+
+/// The last boundary at or before byte `at`.
+fn boundary_before(text: &str, at: usize) -> Option<usize> {
+    let bytes = &text.as_bytes()[..text.len().min(at + 1)];
+    let mut end = bytes.len();
+    while let Some(position) = bytes[..end].iter().rposition(|&byte| byte == b' ') {
+        // A space is one byte, so `position` is a character's start.
+        if text[..position]
+            .chars()
+            .next_back()
+            .is_some_and(|c| !c.is_whitespace())
+        {
+            return Some(position);
+        }
+        end = position;
+    }
+    None
+}
+
+fn is_local_normalizer(node: &Value) -> bool {
+    match node["type"].as_str() {
+        Some(
+            "BertNormalizer" | "NFC" | "NFD" | "NFKC" | "NFKD" | "Nmt" | "Precompiled"
+            | "Lowercase" | "StripAccents" | "Strip",
+        ) => true,
+        Some("Sequence") => node["normalizers"]
+            .as_array()
+            .is_some_and(|all| all.iter().all(is_local_normalizer)),
+        // XLM-R's and T5's way to merge runs of spaces.
+        Some("Replace") => node["pattern"]["Regex"].as_str() == Some(" {2,}"),
+        _ => false,
+    }
+}
+
+/// Whether the text is split at every space once `node` has run, or `None` if `node` is not local.
+/// `splits` tells whether an earlier one already split it: once spaces are rewritten it is too late.
+fn splits_after(node: &Value, splits: bool) -> Option<bool> {
+    match node["type"].as_str()? {
+        "BertPreTokenizer" | "Whitespace" | "WhitespaceSplit" => Some(true),
+        "Punctuation" | "Digits" => Some(splits),
+        "Metaspace" => (splits || node["split"].as_bool().unwrap_or(true)).then_some(true),
+        "ByteLevel" => (splits || node["use_regex"].as_bool().unwrap_or(true)).then_some(true),
+        "Split" => {
+            let pattern = node["pattern"]["Regex"].as_str()?;
+            LOCAL_PATTERNS.contains(&pattern).then_some(true)
+        }
+        "Sequence" => node["pretokenizers"]
+            .as_array()?
+            .iter()
+            .try_fold(splits, |splits, child| splits_after(child, splits)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_boundary_follows_a_character_that_is_no_white_space() {
+        assert_eq!(boundary_before("ab  cd", 5), Some(2));
+        assert_eq!(boundary_before("ab  cd", 1), None);
+        assert_eq!(boundary_before("\u{3000} x", 9), None);
+        assert_eq!(boundary_before("é x", 400), Some(2));
+    }
+
+    #[test]
+    fn a_tokenizer_that_sees_across_spaces_is_never_cut() {
+        let cut = |pre_tokenizer: Value, normalizer: Value| {
+            Locality::of(&json!({
+                "pre_tokenizer": pre_tokenizer, "normalizer": normalizer, "model": {}
+            }))
+            .is_some()
+        };
+        assert!(cut(
+            json!({"type": "BertPreTokenizer"}),
+            json!({"type": "BertNormalizer"})
+        ));
+        assert!(!cut(Value::Null, Value::Null));
+        assert!(!cut(
+            json!({"type": "Metaspace", "split": false}),
+            Value::Null
+        ));
+        assert!(!cut(
+            json!({"type": "ByteLevel", "use_regex": false}),
+            Value::Null
+        ));
+        assert!(!cut(
+            json!({"type": "BertPreTokenizer"}),
+            json!({"type": "Prepend"})
+        ));
+        let unknown = json!({"type": "Split", "pattern": {"Regex": r"\w+ \w+"}});
+        assert!(!cut(
+            json!({"type": "Sequence", "pretokenizers": [unknown]}),
+            Value::Null
+        ));
+    }
+}
