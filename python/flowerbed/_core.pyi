@@ -33,7 +33,10 @@ class Batch:
     @property
     def num_sequences(self) -> int: ...
     @property
-    def num_rows(self) -> int: ...
+    def num_segments(self) -> int: ...
+    @property
+    def num_rows(self) -> int:
+        """Output rows: one for each segment and each format asked of it."""
     @property
     def max_seqlen(self) -> int:
         """Longest sequence, tokens."""
@@ -47,7 +50,7 @@ class Batch:
     def pair_starts(self) -> bytearray | None:
         """int32 [num_sequences], first token of the second text; None if the batch has no pairs."""
     def segments(self) -> bytearray:
-        """int32 [num_rows, 2]: start and end of each row's tokens, counted from the batch's start."""
+        """int32 [num_segments, 2]: start and end of each segment's tokens, counted from the batch's start."""
     def row_formats(self) -> bytearray:
         """int32 [num_rows, 5]: segment, byte offset, dtype code of the proto, dimensions, normalize (0 or 1)."""
 
@@ -71,6 +74,9 @@ class InferenceServer:
 
         Without a device fault the batch is rerun in halves until the culprit is alone.
         """
+    @property
+    def is_faulted(self) -> bool:
+        """The device failed, so that only a restart helps."""
     def drain(self) -> None:
         """Refuses new work; `next_batch` returns None once the queue is empty. Safe in a signal handler."""
     def stop(self) -> None:

@@ -141,7 +141,10 @@ impl ErrorKind {
     /// Whether the same request may succeed later or elsewhere.
     #[must_use]
     pub fn is_retryable(self) -> bool {
-        matches!(self, Self::Overloaded | Self::Unavailable | Self::WrongSpace)
+        matches!(
+            self,
+            Self::Overloaded | Self::Unavailable | Self::WrongSpace
+        )
     }
 
     fn to_wire(self) -> v1::ErrorKind {
@@ -196,7 +199,13 @@ impl Error {
     /// An error of this kind that concerns no single field.
     #[must_use]
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), field: None, index: None, retry_after: None }
+        Self {
+            kind,
+            message: message.into(),
+            field: None,
+            index: None,
+            retry_after: None,
+        }
     }
 
     /// Bad input in `field`.
@@ -234,9 +243,9 @@ impl From<Error> for Status {
             field: error.field.unwrap_or_default(),
             index: error.index,
             message: error.message.clone(),
-            retry_after_ms: error
-                .retry_after
-                .map_or(0, |delay| u64::try_from(delay.as_millis()).unwrap_or(u64::MAX)),
+            retry_after_ms: error.retry_after.map_or(0, |delay| {
+                u64::try_from(delay.as_millis()).unwrap_or(u64::MAX)
+            }),
         };
         let mut trailers = MetadataMap::new();
         let value = BinaryMetadataValue::from_bytes(&detail.encode_to_vec());
@@ -259,9 +268,14 @@ impl From<&Status> for Error {
             .and_then(|value| value.to_bytes().ok())
             .and_then(|bytes| v1::ErrorDetail::decode(bytes).ok());
         let kind_on_wire = |detail: &v1::ErrorDetail| {
-            ErrorKind::ALL.into_iter().find(|kind| kind.to_wire() as i32 == detail.kind)
+            ErrorKind::ALL
+                .into_iter()
+                .find(|kind| kind.to_wire() as i32 == detail.kind)
         };
-        match detail.as_ref().and_then(|d| kind_on_wire(d).map(|kind| (kind, d))) {
+        match detail
+            .as_ref()
+            .and_then(|d| kind_on_wire(d).map(|kind| (kind, d)))
+        {
             Some((kind, detail)) => Self {
                 kind,
                 message: detail.message.clone(),
@@ -271,9 +285,10 @@ impl From<&Status> for Error {
                     .then(|| Duration::from_millis(detail.retry_after_ms)),
             },
             None => match ErrorKind::from_code(status.code()) {
-                ErrorKind::Unavailable => {
-                    Self::new(ErrorKind::Unavailable, "the worker did not answer; try again")
-                }
+                ErrorKind::Unavailable => Self::new(
+                    ErrorKind::Unavailable,
+                    "the worker did not answer; try again",
+                ),
                 kind => Self::new(kind, format!("the worker answered {:?}", status.code())),
             },
         }
@@ -300,7 +315,10 @@ mod tests {
     #[test]
     fn a_retry_is_advised_only_where_the_caller_is_not_at_fault() {
         for kind in ErrorKind::ALL {
-            assert!(!(kind.is_retryable() && kind.fault() == Fault::Caller), "{kind:?}");
+            assert!(
+                !(kind.is_retryable() && kind.fault() == Fault::Caller),
+                "{kind:?}"
+            );
         }
     }
 

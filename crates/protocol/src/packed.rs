@@ -16,7 +16,8 @@ pub fn from_u32s(values: &[u32]) -> Bytes {
 #[must_use]
 pub fn to_u32s(bytes: &[u8]) -> Option<Vec<u32>> {
     let (words, rest) = bytes.as_chunks::<4>();
-    rest.is_empty().then(|| words.iter().map(|word| u32::from_le_bytes(*word)).collect())
+    rest.is_empty()
+        .then(|| words.iter().map(|word| u32::from_le_bytes(*word)).collect())
 }
 
 #[cfg(test)]

@@ -1,1 +1,29 @@
-//! Not written yet.
+//! PyO3 module `flowerbed._core`: thin newtypes over Ivy and Tulip. No logic.
+//!
+//! Rust never calls Python. Every wait leaves the interpreter (`Python::detach`) and comes back
+//! every [`SIGNAL_POLL`] to let signal handlers run.
+
+mod py_batch;
+mod py_gateway;
+mod py_logging;
+mod py_server;
+
+use std::time::Duration;
+
+use pyo3::prelude::*;
+
+/// How long a signal may wait for its handler.
+const SIGNAL_POLL: Duration = Duration::from_millis(100);
+
+/// The Rust core of flowerbed.
+#[pymodule]
+mod _core {
+    #[pymodule_export]
+    use super::py_batch::PyBatch;
+    #[pymodule_export]
+    use super::py_gateway::PyGateway;
+    #[pymodule_export]
+    use super::py_logging::{build_info, init_logging};
+    #[pymodule_export]
+    use super::py_server::PyInferenceServer;
+}

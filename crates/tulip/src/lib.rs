@@ -1,1 +1,26 @@
-//! Not written yet.
+//! Tulip: the gRPC inference server.
+//!
+//! It queues sequences, forms batches under a token budget, hands them to whoever owns the device
+//! (a thread that calls [`Tulip::next_batch`]) and answers when the device is done. It knows nothing
+//! of text, of models' insides, or of Python.
+//!
+//! [`scheduler`] decides, [`dispatcher`] owns it, [`waiter`] waits for the device, [`service`]
+//! talks gRPC.
+
+pub mod batch;
+pub mod chunk;
+pub mod config;
+mod deadline;
+mod dispatcher;
+mod health;
+mod job;
+pub mod scheduler;
+mod server;
+mod service;
+mod state;
+mod waiter;
+
+pub use config::WorkerConfig;
+pub use health::SERVICE_NAME;
+pub use server::{Pull, Tulip};
+pub use waiter::PendingRows;

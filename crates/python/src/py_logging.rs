@@ -1,0 +1,37 @@
+//! Logs of the core, on stderr.
+
+use std::collections::HashMap;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use tracing_subscriber::EnvFilter;
+
+/// Sends the core's logs to stderr as `text` or `json`. Later calls change nothing.
+#[pyfunction]
+pub(crate) fn init_logging(log_format: &str, level: &str) -> PyResult<()> {
+    let filter = EnvFilter::try_new(level)
+        .map_err(|error| PyValueError::new_err(format!("log level {level:?}: {error}")))?;
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    // An error means that a subscriber is set already, which the docstring promises to accept.
+    let _ = match log_format {
+        "json" => builder.json().flatten_event(true).try_init(),
+        "text" => builder.with_target(false).try_init(),
+        other => {
+            let message = format!("log format {other:?} is not one of text, json");
+            return Err(PyValueError::new_err(message));
+        }
+    };
+    Ok(())
+}
+
+/// `version`, `profile` and `source_hash` of the compiled core.
+#[pyfunction]
+pub(crate) fn build_info() -> HashMap<&'static str, &'static str> {
+    HashMap::from([
+        ("version", env!("CARGO_PKG_VERSION")),
+        ("profile", env!("FLOWERBED_PROFILE")),
+        ("source_hash", env!("FLOWERBED_SOURCE_HASH")),
+    ])
+}

@@ -1,0 +1,111 @@
+//! `InferenceServer`: Tulip, pulled from by the thread that owns the device.
+
+use flowerbed_tulip::{Pull, Tulip, WorkerConfig};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use std::sync::OnceLock;
+
+use crate::SIGNAL_POLL;
+use crate::py_batch::{HostRows, PyBatch};
+
+/// See `_core.pyi`.
+#[pyclass(name = "InferenceServer", module = "flowerbed._core", frozen)]
+pub(crate) struct PyInferenceServer {
+    config: WorkerConfig,
+    tulip: OnceLock<Tulip>,
+}
+
+// === impl PyInferenceServer ===
+
+#[pymethods]
+impl PyInferenceServer {
+    #[new]
+    fn new(config: &str) -> PyResult<Self> {
+        let config = serde_json::from_str(config)
+            .map_err(|error| PyValueError::new_err(format!("worker config: {error}")))?;
+        Ok(Self {
+            config,
+            tulip: OnceLock::new(),
+        })
+    }
+
+    fn start(&self, py: Python<'_>) -> PyResult<String> {
+        let tulip = py.detach(|| Tulip::start(self.config.clone()))?;
+        let address = tulip.address().to_owned();
+        self.tulip
+            .set(tulip)
+            .map_err(|_| PyRuntimeError::new_err("the server was started already"))?;
+        Ok(address)
+    }
+
+    fn next_batch(&self, py: Python<'_>) -> PyResult<Option<PyBatch>> {
+        let tulip = self.tulip()?;
+        loop {
+            match py.detach(|| tulip.next_batch(SIGNAL_POLL)) {
+                Pull::Batch(batch) => return Ok(Some(PyBatch(*batch))),
+                Pull::Drained => return Ok(None),
+                Pull::Nothing => py.check_signals()?,
+            }
+        }
+    }
+
+    fn launched(&self, py: Python<'_>, batch_id: u64, result: &Bound<'_, PyAny>) -> PyResult<()> {
+        let mode: String = result.getattr("mode")?.extract()?;
+        let padding_tokens: u64 = result.getattr("padding_tokens")?.extract()?;
+        let rows = Box::new(HostRows::copy_of(result)?);
+        let tulip = self.tulip()?;
+        known(
+            batch_id,
+            py.detach(|| tulip.launched(batch_id, rows, mode, padding_tokens)),
+        )
+    }
+
+    #[pyo3(signature = (batch_id, reason, *, is_device_fault))]
+    fn failed(
+        &self,
+        py: Python<'_>,
+        batch_id: u64,
+        reason: String,
+        is_device_fault: bool,
+    ) -> PyResult<()> {
+        let tulip = self.tulip()?;
+        known(
+            batch_id,
+            py.detach(|| tulip.failed(batch_id, reason, is_device_fault)),
+        )
+    }
+
+    #[getter]
+    fn is_faulted(&self) -> PyResult<bool> {
+        Ok(self.tulip()?.is_faulted())
+    }
+
+    fn drain(&self) -> PyResult<()> {
+        self.tulip()?.drain();
+        Ok(())
+    }
+
+    fn stop(&self, py: Python<'_>) {
+        if let Some(tulip) = self.tulip.get() {
+            py.detach(|| tulip.stop());
+        }
+    }
+}
+
+impl PyInferenceServer {
+    fn tulip(&self) -> PyResult<&Tulip> {
+        self.tulip
+            .get()
+            .ok_or_else(|| PyRuntimeError::new_err("call start() first"))
+    }
+}
+
+fn known(batch_id: u64, is_known: bool) -> PyResult<()> {
+    if is_known {
+        Ok(())
+    } else {
+        Err(PyRuntimeError::new_err(format!(
+            "batch {batch_id} is unknown or was answered already"
+        )))
+    }
+}

@@ -1,0 +1,384 @@
+//! The one task that owns the scheduler. Everybody else sends it commands.
+//!
+//! It forms a batch only when Python asks for one and its stream has a free slot, so that what
+//! arrives meanwhile still gets in.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::time::Duration;
+
+use flowerbed_protocol::{CostModel, Error, ErrorKind, limits, v1};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::batch::Batch;
+use crate::chunk::Chunk;
+use crate::config::WorkerConfig;
+use crate::job::{JobState, Reply, StepTimes};
+use crate::scheduler::{Job, JobId, Plan, Scheduler, StepLimits, Stream};
+use crate::state::State;
+use crate::waiter::Completed;
+
+/// How many commands may wait; a full channel makes the senders wait.
+const COMMANDS: usize = 1_024;
+
+/// The way to the dispatcher.
+pub(crate) type CommandSender = mpsc::Sender<Command>;
+
+/// What others ask of the dispatcher.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// Queue a chunk, or refuse it.
+    Submit(Submission),
+    /// Python wants a batch; the sender is dropped when there will be none any more.
+    NextBatch(SyncSender<Batch>),
+    /// The device is done with a step.
+    Completed(Completed),
+    /// `step` raised.
+    Failed {
+        batch_id: u64,
+        reason: String,
+        is_device_fault: bool,
+    },
+    /// Take no more work, finish what is queued.
+    Drain,
+}
+
+/// A chunk and who waits for it.
+#[derive(Debug)]
+pub(crate) struct Submission {
+    pub(crate) chunk: Chunk,
+    pub(crate) deadline: Instant,
+    pub(crate) reply: Reply,
+    /// A probe goes before all others and is never refused.
+    pub(crate) is_probe: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Dispatcher {
+    config: Arc<WorkerConfig>,
+    state: Arc<State>,
+    cost: CostModel,
+    scheduler: Scheduler,
+    jobs: HashMap<JobId, JobState>,
+    in_flight: HashMap<u64, Batch>,
+    free_slots: HashMap<Stream, usize>,
+    last_finished: HashMap<Stream, Instant>,
+    puller: Option<SyncSender<Batch>>,
+    next_id: u64,
+}
+
+// === impl Dispatcher ===
+
+impl Dispatcher {
+    pub(crate) fn new(config: Arc<WorkerConfig>, state: Arc<State>) -> Self {
+        let limits = StepLimits {
+            budget: config.max_batch_tokens,
+            slots: config.max_batch_sequences,
+        };
+        Self {
+            cost: CostModel::new(config.model.attention_scale),
+            scheduler: Scheduler::new(limits, &config.streams),
+            jobs: HashMap::new(),
+            in_flight: HashMap::new(),
+            free_slots: config
+                .streams
+                .iter()
+                .map(|s| (*s, config.steps_in_flight))
+                .collect(),
+            last_finished: HashMap::new(),
+            puller: None,
+            next_id: 0,
+            config,
+            state,
+        }
+    }
+
+    pub(crate) fn channel() -> (CommandSender, mpsc::Receiver<Command>) {
+        mpsc::channel(COMMANDS)
+    }
+
+    /// Serves commands until every sender is gone.
+    pub(crate) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+        while let Some(command) = commands.recv().await {
+            self.apply(command);
+            // What has arrived meanwhile belongs in the same batch.
+            while let Ok(command) = commands.try_recv() {
+                self.apply(command);
+            }
+            self.dispatch();
+        }
+    }
+
+    fn apply(&mut self, command: Command) {
+        match command {
+            Command::Submit(submission) => self.submit(submission),
+            Command::NextBatch(puller) => self.puller = Some(puller),
+            Command::Completed(completed) => self.complete(completed),
+            Command::Failed {
+                batch_id,
+                reason,
+                is_device_fault,
+            } => {
+                self.fail(batch_id, &reason, is_device_fault);
+            }
+            Command::Drain => self.state.set_draining(),
+        }
+    }
+
+    fn submit(&mut self, submission: Submission) {
+        let Submission {
+            chunk,
+            deadline,
+            reply,
+            is_probe,
+        } = submission;
+        let costs: Arc<[u64]> = chunk
+            .sequences
+            .iter()
+            .map(|s| self.cost.cost(u64::from(s.len)))
+            .collect();
+        if !is_probe && let Err(error) = self.admit(costs.iter().sum()) {
+            let _ = reply.send(Err(error));
+            return;
+        }
+        let now = Instant::now();
+        let id = JobId(self.new_id());
+        let job = Job {
+            id,
+            lane: chunk.lane,
+            head: chunk.head,
+            costs,
+            enqueued: now,
+            deadline,
+        };
+        self.jobs
+            .insert(id, JobState::new(Arc::new(chunk), reply, now));
+        if is_probe {
+            self.scheduler.push_front(job);
+        } else {
+            self.scheduler.push(job);
+        }
+    }
+
+    /// An empty queue admits anything within the limits; else the queue limit holds.
+    fn admit(&mut self, cost: u64) -> Result<(), Error> {
+        if self.state.is_faulted() {
+            return Err(unavailable("the device failed; this worker restarts"));
+        }
+        if self.state.is_draining() {
+            return Err(unavailable("this worker is shutting down"));
+        }
+        if self.queued() + cost > self.queue_limit() {
+            self.drop_dead();
+        }
+        let queued = self.queued();
+        if queued == 0 || queued + cost <= self.queue_limit() {
+            return Ok(());
+        }
+        let message = format!("the queue holds {queued} tokens of work; try again later");
+        Err(Error::new(ErrorKind::Overloaded, message).after(self.state.time_to_run(queued)))
+    }
+
+    fn queued(&self) -> u64 {
+        self.scheduler.queued_cost().iter().sum()
+    }
+
+    fn queue_limit(&self) -> u64 {
+        self.state.queue_limit(self.config.max_batch_tokens)
+    }
+
+    /// Hands Python the next batch, if it waits for one and a stream has a slot and work.
+    fn dispatch(&mut self) {
+        let Some(puller) = self.puller.take() else {
+            return;
+        };
+        if self.state.is_faulted() {
+            return;
+        }
+        self.drop_dead();
+        let now = Instant::now();
+        for stream in self.config.streams.clone() {
+            if self.free_slots.get(&stream).copied().unwrap_or(0) == 0 {
+                continue;
+            }
+            if let Some(plan) = self.scheduler.next_plan(stream, now) {
+                self.hand_out(plan, &puller);
+                return;
+            }
+        }
+        let is_drained =
+            self.state.is_draining() && self.scheduler.is_empty() && self.in_flight.is_empty();
+        if !is_drained {
+            self.puller = Some(puller);
+        }
+    }
+
+    fn hand_out(&mut self, plan: Plan, puller: &SyncSender<Batch>) {
+        let chunks: Vec<_> = plan
+            .picks
+            .iter()
+            .filter_map(|pick| self.jobs.get(&pick.job).map(|job| Arc::clone(&job.chunk)))
+            .collect();
+        debug_assert_eq!(
+            chunks.len(),
+            plan.picks.len(),
+            "dead jobs were dropped before"
+        );
+        let batch = Batch::pack(self.new_id(), plan, &chunks);
+        if let Some(slots) = self.free_slots.get_mut(&batch.plan.stream) {
+            *slots -= 1;
+        }
+        self.in_flight.insert(batch.id, batch.clone());
+        if puller.send(batch).is_err() {
+            tracing::error!("the thread that pulls batches is gone");
+        }
+    }
+
+    fn complete(&mut self, completed: Completed) {
+        let Some(batch) = self.land(completed.batch_id) else {
+            return;
+        };
+        let expected = batch.num_result_bytes + batch.num_rows();
+        let rows = match completed.rows {
+            Ok(rows) if rows.len() == expected => rows,
+            Ok(rows) => {
+                let reason = format!("step gave {} bytes instead of {expected}", rows.len());
+                self.fail_all(&batch, &reason);
+                return;
+            }
+            Err(reason) => {
+                self.device_fault(&reason);
+                return;
+            }
+        };
+        let stream = batch.plan.stream;
+        let began = self
+            .last_finished
+            .get(&stream)
+            .map_or(completed.started, |previous| {
+                completed.started.max(*previous)
+            });
+        let times = StepTimes {
+            started: completed.started,
+            ran_for: completed.finished.saturating_duration_since(began),
+            copied_in: completed.copied_in,
+            mode: completed.mode,
+            padding_tokens: completed.padding_tokens,
+        };
+        self.last_finished.insert(stream, completed.finished);
+        self.state
+            .count_step(batch.plan.cost, times.ran_for, completed.finished);
+        self.store_rows(&batch, &rows);
+        for pick in &batch.plan.picks {
+            let is_last = self
+                .jobs
+                .get_mut(&pick.job)
+                .is_some_and(|job| job.count_step(pick.count, &times));
+            if is_last && let Some(job) = self.jobs.remove(&pick.job) {
+                job.answer(self.load());
+            }
+        }
+    }
+
+    fn store_rows(&mut self, batch: &Batch, rows: &[u8]) {
+        let (data, statuses) = rows.split_at(batch.num_result_bytes);
+        for run in &batch.runs {
+            let id = batch.plan.picks[run.pick].job;
+            let Some(job) = self.jobs.get_mut(&id) else {
+                continue;
+            };
+            let bytes = &data[run.offset..run.offset + run.num_rows * run.row_bytes];
+            let states = &statuses[run.first_status..run.first_status + run.num_rows];
+            if let Err(error) = job.store(run, bytes, states)
+                && let Some(job) = self.jobs.remove(&id)
+            {
+                job.fail(error);
+            }
+        }
+    }
+
+    fn fail(&mut self, batch_id: u64, reason: &str, is_device_fault: bool) {
+        let Some(batch) = self.land(batch_id) else {
+            return;
+        };
+        if is_device_fault {
+            self.device_fault(reason);
+            return;
+        }
+        let num_sequences = batch.num_sequences();
+        tracing::error!(batch = batch_id, num_sequences, reason, "a step failed");
+        if !self.scheduler.rerun_in_halves(batch.plan.clone()) {
+            self.fail_all(&batch, reason);
+        }
+    }
+
+    fn fail_all(&mut self, batch: &Batch, reason: &str) {
+        tracing::error!(batch = batch.id, reason, "the requests of this step fail");
+        for pick in &batch.plan.picks {
+            if let Some(job) = self.jobs.remove(&pick.job) {
+                let index = u32::try_from(pick.first).unwrap_or(u32::MAX);
+                let message = "the model failed on this input; the server's log says why";
+                job.fail(Error::new(ErrorKind::EngineFailed, message).at_index(index));
+            }
+        }
+    }
+
+    /// Only a restart mends this: nobody who waits here will be served.
+    fn device_fault(&mut self, reason: &str) {
+        tracing::error!(reason, "the device failed; this worker must restart");
+        self.state.set_faulted();
+        for (_, job) in self.jobs.drain() {
+            job.fail(unavailable("the device failed; this worker restarts"));
+        }
+    }
+
+    fn land(&mut self, batch_id: u64) -> Option<Batch> {
+        let batch = self.in_flight.remove(&batch_id)?;
+        if let Some(slots) = self.free_slots.get_mut(&batch.plan.stream) {
+            *slots += 1;
+        }
+        Some(batch)
+    }
+
+    fn drop_dead(&mut self) {
+        let jobs = &self.jobs;
+        let is_wanted = |id| jobs.get(&id).is_some_and(JobState::is_wanted);
+        for id in self.scheduler.drop_dead(Instant::now(), is_wanted) {
+            if let Some(job) = self.jobs.remove(&id) {
+                let message = "the deadline passed while the request was queued";
+                job.fail(Error::new(ErrorKind::DeadlineExceeded, message));
+            }
+        }
+    }
+
+    fn load(&self) -> v1::Load {
+        v1::Load {
+            queued_cost: self.scheduler.queued_cost().to_vec(),
+            cost_per_second: self.state.cost_per_second(),
+        }
+    }
+
+    fn new_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+}
+
+fn unavailable(message: &str) -> Error {
+    Error::new(ErrorKind::Unavailable, message).after(Duration::from_secs(1))
+}
+
+/// Cost that may wait, at this rate; see `limits::QUEUE_SECONDS`.
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "a rate times seconds is far below 2^52"
+)]
+pub(crate) fn queue_limit(cost_per_second: f64, max_batch_tokens: u64) -> u64 {
+    let at_rate = (cost_per_second * limits::QUEUE_SECONDS) as u64;
+    at_rate.max(2 * max_batch_tokens)
+}

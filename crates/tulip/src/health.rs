@@ -1,0 +1,135 @@
+//! Readiness that touches the device: serving only while real steps give right rows.
+//!
+//! When no step has run for a while, a one-token probe goes to the head of the online lane. Its row
+//! is compared with the one taken at the start.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use flowerbed_protocol::{Error, ErrorKind, v1};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use tonic_health::server::HealthReporter;
+
+use crate::chunk::Chunk;
+use crate::config::WorkerConfig;
+use crate::dispatcher::{Command, CommandSender, Submission};
+use crate::state::{Phase, State};
+
+/// Name under which health is served; the empty name means the whole server.
+pub const SERVICE_NAME: &str = "flowerbed.v1.Inference";
+
+/// A good step this old no longer proves anything.
+const FRESH: Duration = Duration::from_secs(10);
+/// Idle time after which a probe is sent: half of [`FRESH`], so that one may be late.
+const PROBE_AFTER: Duration = Duration::from_secs(5);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
+const POLL: Duration = Duration::from_millis(250);
+/// A probe's row may differ by its bucket, not by more.
+const MIN_COSINE: f64 = 0.999;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Health {
+    pub(crate) config: Arc<WorkerConfig>,
+    pub(crate) state: Arc<State>,
+    pub(crate) commands: CommandSender,
+    pub(crate) reporter: HealthReporter,
+}
+
+// === impl Health ===
+
+impl Health {
+    /// Publishes readiness until the worker drains or its device fails.
+    pub(crate) async fn run(self) {
+        let mut phase = self.state.watch_phase();
+        let mut golden: Option<Vec<f32>> = None;
+        let mut published = None;
+        loop {
+            if *phase.borrow_and_update() != Phase::Serving {
+                break;
+            }
+            let is_stale = self
+                .state
+                .since_good_step()
+                .is_none_or(|age| age >= PROBE_AFTER);
+            if golden.is_none() || is_stale {
+                match (self.probe().await, &golden) {
+                    (Ok(row), None) => golden = Some(row),
+                    (Ok(row), Some(golden)) => {
+                        let cosine = cosine(&row, golden);
+                        if cosine.is_nan() || cosine < MIN_COSINE {
+                            tracing::error!(cosine, "a probe gave another row than at the start");
+                            self.state.set_faulted();
+                        }
+                    }
+                    (Err(error), _) => tracing::warn!(%error, "a probe failed"),
+                }
+            }
+            let is_fresh = self.state.since_good_step().is_some_and(|age| age < FRESH);
+            let is_serving = golden.is_some() && is_fresh && !self.state.is_faulted();
+            if published.replace(is_serving) != Some(is_serving) {
+                self.publish(is_serving).await;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(POLL) => {}
+                _ = phase.changed() => {}
+            }
+        }
+        self.publish(false).await;
+    }
+
+    async fn publish(&self, is_serving: bool) {
+        let status = if is_serving {
+            tonic_health::ServingStatus::Serving
+        } else {
+            tonic_health::ServingStatus::NotServing
+        };
+        tracing::info!(is_serving, "health");
+        for name in ["", SERVICE_NAME] {
+            self.reporter.set_service_status(name, status).await;
+        }
+    }
+
+    async fn probe(&self) -> Result<Vec<f32>, Error> {
+        let (reply, answer) = oneshot::channel();
+        let submission = Submission {
+            chunk: Chunk::probe(&self.config.model),
+            deadline: Instant::now() + PROBE_TIMEOUT,
+            reply,
+            is_probe: true,
+        };
+        let gone = || Error::new(ErrorKind::Unavailable, "the dispatcher is gone");
+        self.commands
+            .send(Command::Submit(submission))
+            .await
+            .map_err(|_| gone())?;
+        let response = tokio::time::timeout(PROBE_TIMEOUT, answer)
+            .await
+            .map_err(|_| Error::new(ErrorKind::DeadlineExceeded, "no step in time"))?
+            .map_err(|_| gone())??;
+        Ok(first_row(&response))
+    }
+}
+
+fn first_row(response: &v1::RunResponse) -> Vec<f32> {
+    let data = response
+        .outputs
+        .first()
+        .map_or(&[][..], |output| &output.data);
+    data.as_chunks::<4>()
+        .0
+        .iter()
+        .map(|word| f32::from_le_bytes(*word))
+        .collect()
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |x: &[f32], y: &[f32]| -> f64 {
+        x.iter()
+            .zip(y)
+            .map(|(x, y)| f64::from(*x) * f64::from(*y))
+            .sum()
+    };
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}

@@ -1,0 +1,137 @@
+//! A queued chunk and what has come back for it so far.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use flowerbed_protocol::{Error, ErrorKind, v1};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::batch::RowRun;
+use crate::chunk::Chunk;
+
+/// What the handler of a call waits for.
+pub(crate) type Reply = oneshot::Sender<Result<v1::RunResponse, Error>>;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct JobState {
+    pub(crate) chunk: Arc<Chunk>,
+    reply: Reply,
+    enqueued: Instant,
+    rows: Vec<Vec<u8>>, // one buffer for each format of the chunk
+    num_left: usize,    // sequences whose rows are not here yet
+    stats: v1::RunStats,
+}
+
+/// Times of one step, as they go into the answers of its jobs.
+#[derive(Clone, Debug)]
+pub(crate) struct StepTimes {
+    pub(crate) started: Instant,
+    pub(crate) ran_for: Duration,
+    pub(crate) copied_in: Duration,
+    pub(crate) mode: String,
+    pub(crate) padding_tokens: u64,
+}
+
+/// Status bytes that follow the rows of a step.
+const STATUS_GOOD: u8 = 0;
+const STATUS_NOT_FINITE: u8 = 1;
+
+// === impl JobState ===
+
+impl JobState {
+    pub(crate) fn new(chunk: Arc<Chunk>, reply: Reply, now: Instant) -> Self {
+        Self {
+            rows: vec![Vec::new(); chunk.outputs.len()],
+            num_left: chunk.sequences.len(),
+            chunk,
+            reply,
+            enqueued: now,
+            stats: v1::RunStats::default(),
+        }
+    }
+
+    /// Whether somebody still waits for the answer.
+    pub(crate) fn is_wanted(&self) -> bool {
+        !self.reply.is_closed()
+    }
+
+    /// Stores one run of rows.
+    ///
+    /// # Errors
+    /// A row that must not be answered: not finite, or all zero.
+    pub(crate) fn store(
+        &mut self,
+        run: &RowRun,
+        rows: &[u8],
+        statuses: &[u8],
+    ) -> Result<(), Error> {
+        if let Some(bad) = statuses.iter().position(|status| *status != STATUS_GOOD) {
+            let row = run.first_row + bad;
+            let index = self.chunk.sequences.partition_point(|s| s.first_row <= row) - 1;
+            let what = if statuses[bad] == STATUS_NOT_FINITE {
+                "not finite"
+            } else {
+                "all zero"
+            };
+            let message =
+                format!("the model's vector for this input is {what}; it was not returned");
+            return Err(Error::new(ErrorKind::EngineFailed, message)
+                .at_index(u32::try_from(index).unwrap_or(u32::MAX)));
+        }
+        let buffer = &mut self.rows[run.output];
+        if buffer.is_empty() {
+            buffer.resize(self.chunk.segments.len() * run.row_bytes, 0);
+        }
+        let start = run.first_row * run.row_bytes;
+        buffer[start..start + rows.len()].copy_from_slice(rows);
+        Ok(())
+    }
+
+    /// Notes that a step ran `num_sequences` of this job; true when that were the last ones.
+    pub(crate) fn count_step(&mut self, num_sequences: usize, times: &StepTimes) -> bool {
+        let stats = &mut self.stats;
+        stats.queue_us = stats.queue_us.max(as_micros(times.started - self.enqueued));
+        stats.step_us += as_micros(times.ran_for);
+        stats.copy_us += as_micros(times.copied_in);
+        stats.mode.clone_from(&times.mode);
+        stats.num_steps += 1;
+        stats.padding_tokens += times.padding_tokens;
+        self.num_left -= num_sequences;
+        self.num_left == 0
+    }
+
+    /// Answers with the rows. The caller may have hung up meanwhile, which is no error.
+    pub(crate) fn answer(self, load: v1::Load) {
+        let num_rows = self.chunk.segments.len() as u64;
+        let outputs = self
+            .chunk
+            .outputs
+            .iter()
+            .zip(self.rows)
+            .map(|(format, rows)| v1::Output {
+                head: self.chunk.head.to_wire().into(),
+                dtype: format.dtype.into(),
+                shape: vec![num_rows, u64::from(format.dimensions)],
+                row_offsets: Bytes::new(),
+                data: rows.into(),
+            });
+        let response = v1::RunResponse {
+            outputs: outputs.collect(),
+            stats: Some(self.stats),
+            load: Some(load),
+        };
+        let _ = self.reply.send(Ok(response));
+    }
+
+    /// Answers with an error.
+    pub(crate) fn fail(self, error: Error) {
+        let _ = self.reply.send(Err(error));
+    }
+}
+
+fn as_micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}

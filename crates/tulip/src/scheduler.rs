@@ -1,0 +1,334 @@
+//! Decides what runs next. A plain synchronous struct: no locks, no tasks, no clock of its own.
+//!
+//! It knows jobs (the sequences of one chunk) only by id, length and cost. The dispatcher owns it,
+//! tells it the time, and says which jobs are still wanted.
+//!
+//! Rules, simple on purpose: lanes are served in order, within a lane strictly first come, first
+//! served; a batch closes when the next sequence would pass the budget or the slot limit; a
+//! sequence larger than the budget runs alone; there is no linger timer, since what arrived while
+//! the device was busy is the next batch.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Deserialize;
+use tokio::time::Instant;
+
+use crate::config::Head;
+
+/// A lane that waited this long without being served goes first for one batch, so that it never
+/// starves. Counted from its last service, not from arrival: else a long re-index, always older
+/// than this, would overtake every query.
+pub const MAX_LANE_WAIT: Duration = Duration::from_secs(1);
+
+/// Who waits for the work; served in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Lane {
+    /// A person waits for a query.
+    Online,
+    /// Ranking of what a search found.
+    Scoring,
+    /// Indexing.
+    Bulk,
+}
+
+impl Lane {
+    /// Every lane, in the order of service.
+    pub const ALL: [Self; 3] = [Self::Online, Self::Scoring, Self::Bulk];
+}
+
+/// A queue of the device. A GPU has both; a CPU has only [`Stream::Normal`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Stream {
+    /// High priority: online batches run beside whatever step is on the device.
+    Online,
+    /// Everything else.
+    Normal,
+}
+
+impl Stream {
+    /// Name as Python spells it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Online => "online",
+            Self::Normal => "normal",
+        }
+    }
+}
+
+/// Identity of a queued chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct JobId(pub u64);
+
+/// The sequences of one chunk, waiting.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// Given by the dispatcher, never reused.
+    pub id: JobId,
+    /// Where it queues.
+    pub lane: Lane,
+    /// Sequences of different heads share no batch.
+    pub head: Head,
+    /// Cost of each sequence.
+    pub costs: Arc<[u64]>,
+    /// When it came in.
+    pub enqueued: Instant,
+    /// After this it is not worth device time.
+    pub deadline: Instant,
+}
+
+/// Consecutive sequences of one job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pick {
+    /// Whose.
+    pub job: JobId,
+    /// Index of the first one in the job.
+    pub first: usize,
+    /// How many.
+    pub count: usize,
+}
+
+/// What one step runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Where it runs.
+    pub stream: Stream,
+    /// Of all its sequences.
+    pub head: Head,
+    /// In the order in which they are packed.
+    pub picks: Vec<Pick>,
+    /// Sum over the sequences.
+    pub cost: u64,
+}
+
+/// Limits of one step.
+#[derive(Clone, Copy, Debug)]
+pub struct StepLimits {
+    /// Cost past which a larger step is hardly more efficient.
+    pub budget: u64,
+    /// Places for sequences.
+    pub slots: usize,
+}
+
+#[derive(Debug)]
+struct Queued {
+    job: Job,
+    next: usize,
+    cost_left: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Scheduler {
+    limits: StepLimits,
+    has_online_stream: bool,
+    lanes: [VecDeque<Queued>; 3],
+    queued_cost: [u64; 3],
+    last_served: [Option<Instant>; 3],
+    reruns: VecDeque<Plan>,
+}
+
+// === impl Scheduler ===
+
+impl Scheduler {
+    /// An empty scheduler for a device with these streams.
+    #[must_use]
+    pub fn new(limits: StepLimits, streams: &[Stream]) -> Self {
+        Self {
+            limits,
+            has_online_stream: streams.contains(&Stream::Online),
+            lanes: Default::default(),
+            queued_cost: [0; 3],
+            last_served: [None; 3],
+            reruns: VecDeque::new(),
+        }
+    }
+
+    /// Queues a job behind all others of its lane.
+    pub fn push(&mut self, job: Job) {
+        let queued = Queued::new(job);
+        let lane = queued.job.lane as usize;
+        self.queued_cost[lane] += queued.cost_left;
+        self.lanes[lane].push_back(queued);
+    }
+
+    /// Queues a job before all others of its lane: for health probes.
+    pub fn push_front(&mut self, job: Job) {
+        let queued = Queued::new(job);
+        let lane = queued.job.lane as usize;
+        self.queued_cost[lane] += queued.cost_left;
+        self.lanes[lane].push_front(queued);
+    }
+
+    /// Queues a failed batch again, in two halves that share a step with nothing else.
+    ///
+    /// Returns false, and queues nothing, where the batch is one sequence: the culprit.
+    pub fn rerun_in_halves(&mut self, plan: Plan) -> bool {
+        let num_sequences: usize = plan.picks.iter().map(|pick| pick.count).sum();
+        if num_sequences < 2 {
+            return false;
+        }
+        let (left, right) = split_picks(plan.picks, num_sequences / 2);
+        for picks in [left, right] {
+            self.reruns.push_back(Plan { picks, ..plan });
+        }
+        true
+    }
+
+    /// Cost that waits in each lane, in the order of [`Lane::ALL`].
+    #[must_use]
+    pub fn queued_cost(&self) -> [u64; 3] {
+        self.queued_cost
+    }
+
+    /// Whether nothing waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.reruns.is_empty() && self.lanes.iter().all(VecDeque::is_empty)
+    }
+
+    /// Forgets jobs that nobody waits for any more; returns their ids.
+    pub fn drop_dead(&mut self, now: Instant, is_wanted: impl Fn(JobId) -> bool) -> Vec<JobId> {
+        let mut dropped = Vec::new();
+        for (lane, cost) in self.lanes.iter_mut().zip(&mut self.queued_cost) {
+            lane.retain(|queued| {
+                let keep = now < queued.job.deadline && is_wanted(queued.job.id);
+                if !keep {
+                    *cost -= queued.cost_left;
+                    dropped.push(queued.job.id);
+                }
+                keep
+            });
+        }
+        for plan in &mut self.reruns {
+            plan.picks.retain(|pick| is_wanted(pick.job));
+        }
+        self.reruns.retain(|plan| !plan.picks.is_empty());
+        dropped
+    }
+
+    /// What `stream` runs next, or `None` where nothing waits for it.
+    ///
+    /// Call [`Scheduler::drop_dead`] before, so that no device time goes to jobs nobody waits for.
+    pub fn next_plan(&mut self, stream: Stream, now: Instant) -> Option<Plan> {
+        if let Some(at) = self.reruns.iter().position(|plan| plan.stream == stream) {
+            return self.reruns.remove(at);
+        }
+        let mut plan: Option<Plan> = None;
+        let mut slots_left = self.limits.slots;
+        while let Some(lane) = self.next_lane(stream, now) {
+            let Some(queued) = self.lanes[lane].front_mut() else {
+                break;
+            };
+            let plan = plan.get_or_insert_with(|| Plan {
+                stream,
+                head: queued.job.head,
+                picks: Vec::new(),
+                cost: 0,
+            });
+            if plan.head != queued.job.head {
+                break;
+            }
+            let budget_left = self.limits.budget.saturating_sub(plan.cost);
+            let (count, cost) = queued.fit(budget_left, slots_left, plan.picks.is_empty());
+            if count == 0 {
+                break;
+            }
+            plan.picks.push(Pick {
+                job: queued.job.id,
+                first: queued.next,
+                count,
+            });
+            plan.cost += cost;
+            slots_left -= count;
+            queued.next += count;
+            queued.cost_left -= cost;
+            self.queued_cost[lane] -= cost;
+            self.last_served[lane] = Some(now);
+            if queued.next < queued.job.costs.len() {
+                break;
+            }
+            self.lanes[lane].pop_front();
+        }
+        plan.filter(|plan| !plan.picks.is_empty())
+    }
+
+    /// The lane whose head goes next on `stream`: in order, unless a lower one was starved.
+    fn next_lane(&self, stream: Stream, now: Instant) -> Option<usize> {
+        let served: &[Lane] = match stream {
+            Stream::Online => &[Lane::Online],
+            Stream::Normal if self.has_online_stream => &[Lane::Scoring, Lane::Bulk],
+            Stream::Normal => &Lane::ALL,
+        };
+        let mut waiting = served
+            .iter()
+            .map(|lane| *lane as usize)
+            .filter(|lane| !self.lanes[*lane].is_empty());
+        let first = waiting.next()?;
+        Some(
+            waiting
+                .find(|lane| self.is_starved(*lane, now))
+                .unwrap_or(first),
+        )
+    }
+
+    fn is_starved(&self, lane: usize, now: Instant) -> bool {
+        self.lanes[lane].front().is_some_and(|queued| {
+            let since = self.last_served[lane].max(Some(queued.job.enqueued));
+            since.is_some_and(|since| now.duration_since(since) >= MAX_LANE_WAIT)
+        })
+    }
+}
+
+// === impl Queued ===
+
+impl Queued {
+    fn new(job: Job) -> Self {
+        let cost_left = job.costs.iter().sum();
+        Self {
+            job,
+            next: 0,
+            cost_left,
+        }
+    }
+
+    /// How many of the next sequences fit, and their cost. The first of a batch always fits.
+    fn fit(&self, budget_left: u64, slots_left: usize, is_first: bool) -> (usize, u64) {
+        let mut count = 0;
+        let mut cost = 0;
+        for &next in self.job.costs[self.next..].iter().take(slots_left) {
+            let is_alone = is_first && count == 0;
+            if !is_alone && cost + next > budget_left {
+                break;
+            }
+            count += 1;
+            cost += next;
+        }
+        (count, cost)
+    }
+}
+
+fn split_picks(picks: Vec<Pick>, mut num_left: usize) -> (Vec<Pick>, Vec<Pick>) {
+    let (mut left, mut right) = (Vec::new(), Vec::new());
+    for pick in picks {
+        let taken = pick.count.min(num_left);
+        num_left -= taken;
+        if taken > 0 {
+            left.push(Pick {
+                count: taken,
+                ..pick.clone()
+            });
+        }
+        if taken < pick.count {
+            right.push(Pick {
+                job: pick.job,
+                first: pick.first + taken,
+                count: pick.count - taken,
+            });
+        }
+    }
+    (left, right)
+}

@@ -1,0 +1,278 @@
+//! Starts and stops the whole: runtime, listener, dispatcher, waiters, health.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::io;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
+use std::time::Duration;
+
+use flowerbed_protocol::limits;
+use flowerbed_protocol::v1::inference_server::InferenceServer;
+use parking_lot::Mutex;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+use tonic::transport::server::{Router, TcpIncoming};
+use tonic_health::server::HealthReporter;
+
+use crate::batch::Batch;
+use crate::config::WorkerConfig;
+use crate::dispatcher::{Command, CommandSender, Dispatcher};
+use crate::health::{Health, SERVICE_NAME};
+use crate::scheduler::Stream;
+use crate::service::{Service, check_token};
+use crate::state::{Phase, State};
+use crate::waiter::{self, Launched, PendingRows};
+
+/// The gateway's side of a connection is idle in the kernel for a while; two threads keep up.
+const RUNTIME_THREADS: usize = 2;
+/// Answers that are already made get this long to leave.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A running inference server. The thread that owns the device pulls batches from it.
+#[derive(Debug)]
+pub struct Tulip {
+    address: String,
+    state: Arc<State>,
+    commands: CommandSender,
+    reporter: HealthReporter,
+    waiters: HashMap<Stream, SyncSender<Launched>>,
+    pulls: Mutex<Pulls>,
+    running: Mutex<Option<Running>>,
+}
+
+#[derive(Debug, Default)]
+struct Pulls {
+    waiting: Option<mpsc::Receiver<Batch>>,
+    taken: HashMap<u64, (Stream, Instant)>,
+}
+
+#[derive(Debug)]
+struct Running {
+    runtime: Runtime,
+    serving: JoinHandle<Result<(), tonic::transport::Error>>,
+}
+
+/// Outcome of one wait for a batch.
+#[derive(Debug)]
+pub enum Pull {
+    /// Run this.
+    Batch(Box<Batch>),
+    /// Nothing yet; ask again.
+    Nothing,
+    /// There will be none any more.
+    Drained,
+}
+
+// === impl Tulip ===
+
+impl Tulip {
+    /// Binds and serves.
+    ///
+    /// # Errors
+    /// The address cannot be bound, or a thread cannot be started.
+    pub fn start(config: WorkerConfig) -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(RUNTIME_THREADS)
+            .thread_name("tulip")
+            .enable_all()
+            .build()?;
+        let config = Arc::new(config);
+        let state = Arc::new(State::new(config.cost_per_second, config.max_batch_tokens));
+        let (commands, receiver) = Dispatcher::channel();
+        let mut waiters = HashMap::new();
+        for stream in &config.streams {
+            let waiter = waiter::spawn(*stream, config.steps_in_flight, commands.clone())?;
+            waiters.insert(*stream, waiter);
+        }
+        let (reporter, health_service) = tonic_health::server::health_reporter();
+        let token = config.token.as_deref().map(Arc::from);
+        let service = Service {
+            config: Arc::clone(&config),
+            state: Arc::clone(&state),
+            commands: commands.clone(),
+        };
+        let inference = InferenceServer::new(service)
+            .max_decoding_message_size(limits::MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(limits::MAX_MESSAGE_BYTES);
+        let router = Server::builder()
+            .initial_stream_window_size(limits::STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(limits::CONNECTION_WINDOW_BYTES)
+            .add_service(health_service)
+            .add_service(tonic::service::interceptor::InterceptedService::new(
+                inference,
+                check_token(token),
+            ));
+        let guard = runtime.enter();
+        let mut phase = state.watch_phase();
+        let until_drain = async move {
+            let _ = phase.wait_for(|phase| *phase != Phase::Serving).await;
+        };
+        let (address, serving) = runtime.block_on(serve(&config.listen, router, until_drain))?;
+        tokio::spawn(Dispatcher::new(Arc::clone(&config), Arc::clone(&state)).run(receiver));
+        tokio::spawn(
+            Health {
+                config,
+                state: Arc::clone(&state),
+                commands: commands.clone(),
+                reporter: reporter.clone(),
+            }
+            .run(),
+        );
+        drop(guard);
+        Ok(Self {
+            address,
+            state,
+            commands,
+            reporter,
+            waiters,
+            pulls: Mutex::default(),
+            running: Mutex::new(Some(Running { runtime, serving })),
+        })
+    }
+
+    /// Where it listens, with the real port.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Waits at most `patience` for the next batch.
+    pub fn next_batch(&self, patience: Duration) -> Pull {
+        let waiting = self.pulls.lock().waiting.take();
+        let receiver = match waiting {
+            Some(receiver) => receiver,
+            None => {
+                let (sender, receiver) = mpsc::sync_channel(1);
+                if self
+                    .commands
+                    .blocking_send(Command::NextBatch(sender))
+                    .is_err()
+                {
+                    return Pull::Drained;
+                }
+                receiver
+            }
+        };
+        match receiver.recv_timeout(patience) {
+            Ok(batch) => {
+                let taken = (batch.plan.stream, Instant::now());
+                self.pulls.lock().taken.insert(batch.id, taken);
+                Pull::Batch(Box::new(batch))
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                self.pulls.lock().waiting = Some(receiver);
+                Pull::Nothing
+            }
+            Err(RecvTimeoutError::Disconnected) => Pull::Drained,
+        }
+    }
+
+    /// Hands over what a step gave, to be answered when the device is done.
+    ///
+    /// Returns false where the batch is unknown or was answered already.
+    pub fn launched(
+        &self,
+        batch_id: u64,
+        rows: Box<dyn PendingRows>,
+        mode: String,
+        padding_tokens: u64,
+    ) -> bool {
+        let Some((stream, started)) = self.pulls.lock().taken.remove(&batch_id) else {
+            return false;
+        };
+        let launched = Launched {
+            batch_id,
+            started,
+            rows,
+            mode,
+            padding_tokens,
+        };
+        self.waiters
+            .get(&stream)
+            .is_some_and(|waiter| waiter.send(launched).is_ok())
+    }
+
+    /// Tells that a step raised. Returns false where the batch is unknown.
+    pub fn failed(&self, batch_id: u64, reason: String, is_device_fault: bool) -> bool {
+        let is_known = self.pulls.lock().taken.remove(&batch_id).is_some();
+        let command = Command::Failed {
+            batch_id,
+            reason,
+            is_device_fault,
+        };
+        is_known && self.commands.blocking_send(command).is_ok()
+    }
+
+    /// Refuses new work from now on; batches come until the queue is empty.
+    pub fn drain(&self) {
+        self.state.set_draining();
+        // Only a nudge for an idle dispatcher: with a full channel it is awake anyway.
+        let _ = self.commands.try_send(Command::Drain);
+    }
+
+    /// Whether the device failed, so that only a restart helps.
+    #[must_use]
+    pub fn is_faulted(&self) -> bool {
+        self.state.is_faulted()
+    }
+
+    /// Stops serving; answers that are made still leave. Safe to call twice.
+    pub fn stop(&self) {
+        self.drain();
+        let Some(Running { runtime, serving }) = self.running.lock().take() else {
+            return;
+        };
+        runtime.block_on(async {
+            // Health watchers would keep their connections open for ever.
+            let mut reporter = self.reporter.clone();
+            for name in ["", SERVICE_NAME] {
+                reporter.clear_service_status(name).await;
+            }
+            let _ = tokio::time::timeout(FLUSH_TIMEOUT, serving).await;
+        });
+        runtime.shutdown_timeout(Duration::from_millis(500));
+        if let Some(path) = self.address.strip_prefix("unix:") {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+type Serving = JoinHandle<Result<(), tonic::transport::Error>>;
+
+async fn serve(
+    listen: &str,
+    router: Router,
+    until: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<(String, Serving)> {
+    if let Some(path) = listen.strip_prefix("unix:") {
+        let listener = bind_unix(Path::new(path)).await?;
+        let incoming = UnixListenerStream::new(listener);
+        let serving = tokio::spawn(router.serve_with_incoming_shutdown(incoming, until));
+        return Ok((listen.to_owned(), serving));
+    }
+    let listener = TcpListener::bind(listen).await?;
+    let address = listener.local_addr()?.to_string();
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    Ok((
+        address,
+        tokio::spawn(router.serve_with_incoming_shutdown(incoming, until)),
+    ))
+}
+
+/// Takes over the socket of a dead predecessor, never of a living one.
+async fn bind_unix(path: &Path) -> io::Result<UnixListener> {
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
+    if is_socket && tokio::net::UnixStream::connect(path).await.is_err() {
+        std::fs::remove_file(path)?;
+    }
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}

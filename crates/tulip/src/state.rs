@@ -1,0 +1,118 @@
+//! Figures that the dispatcher writes and everybody reads, without a lock held across an await.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::dispatcher::queue_limit;
+
+/// Weight of the newest step in the measured rate.
+const NEWEST: f64 = 0.1;
+/// Steps smaller than this share of the budget say little about the rate of full ones.
+const TYPICAL_SHARE: f64 = 0.25;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct State {
+    figures: Mutex<Figures>,
+    phase: watch::Sender<Phase>,
+    typical_cost: f64,
+}
+
+#[derive(Debug)]
+struct Figures {
+    cost_per_second: f64,
+    last_good_step: Option<Instant>,
+}
+
+/// What the worker is willing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Phase {
+    Serving,
+    Draining,
+    Faulted,
+}
+
+// === impl State ===
+
+impl State {
+    #[allow(clippy::cast_precision_loss, reason = "budgets are far below 2^52")]
+    pub(crate) fn new(cost_per_second: f64, max_batch_tokens: u64) -> Self {
+        Self {
+            figures: Mutex::new(Figures {
+                cost_per_second,
+                last_good_step: None,
+            }),
+            phase: watch::Sender::new(Phase::Serving),
+            typical_cost: max_batch_tokens as f64 * TYPICAL_SHARE,
+        }
+    }
+
+    /// Notes a step that gave rows.
+    #[allow(clippy::cast_precision_loss, reason = "costs are far below 2^52")]
+    pub(crate) fn count_step(&self, cost: u64, ran_for: Duration, finished: Instant) {
+        let mut figures = self.figures.lock();
+        figures.last_good_step = Some(finished);
+        let cost = cost as f64;
+        if cost >= self.typical_cost && !ran_for.is_zero() {
+            let rate = cost / ran_for.as_secs_f64();
+            let old = figures.cost_per_second;
+            figures.cost_per_second = if old > 0.0 {
+                old + NEWEST * (rate - old)
+            } else {
+                rate
+            };
+        }
+    }
+
+    pub(crate) fn cost_per_second(&self) -> f64 {
+        self.figures.lock().cost_per_second
+    }
+
+    pub(crate) fn queue_limit(&self, max_batch_tokens: u64) -> u64 {
+        queue_limit(self.cost_per_second(), max_batch_tokens)
+    }
+
+    /// How long the device takes for this much work, at the measured rate.
+    #[allow(clippy::cast_precision_loss, reason = "costs are far below 2^52")]
+    pub(crate) fn time_to_run(&self, cost: u64) -> Duration {
+        let rate = self.cost_per_second();
+        let seconds = if rate > 0.0 { cost as f64 / rate } else { 1.0 };
+        Duration::from_secs_f64(seconds.clamp(0.1, 60.0))
+    }
+
+    /// Time since the last step that gave rows; `None` before the first.
+    pub(crate) fn since_good_step(&self) -> Option<Duration> {
+        self.figures.lock().last_good_step.map(|at| at.elapsed())
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        *self.phase.borrow() >= Phase::Draining
+    }
+
+    pub(crate) fn is_faulted(&self) -> bool {
+        *self.phase.borrow() == Phase::Faulted
+    }
+
+    pub(crate) fn set_draining(&self) {
+        self.advance(Phase::Draining);
+    }
+
+    pub(crate) fn set_faulted(&self) {
+        self.advance(Phase::Faulted);
+    }
+
+    pub(crate) fn watch_phase(&self) -> watch::Receiver<Phase> {
+        self.phase.subscribe()
+    }
+
+    fn advance(&self, phase: Phase) {
+        self.phase.send_if_modified(|current| {
+            let is_later = phase > *current;
+            *current = (*current).max(phase);
+            is_later
+        });
+    }
+}

@@ -1,0 +1,204 @@
+//! Deadlines, cancelled calls, full queues, health, tokens, draining.
+
+mod support;
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use flowerbed_protocol::{Error, ErrorKind, v1};
+use flowerbed_tulip::SERVICE_NAME;
+use support::{Worker, channel_to, client_of, request, row_of, rows};
+use tokio::time::Instant;
+use tonic::Request;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+const SLOW: Duration = Duration::from_millis(300);
+
+async fn health_of(worker: &Worker) -> ServingStatus {
+    let mut client = HealthClient::new(channel_to(worker.tulip.address()).await);
+    let ask = HealthCheckRequest {
+        service: SERVICE_NAME.to_owned(),
+    };
+    client
+        .check(ask)
+        .await
+        .map_or(ServingStatus::Unknown, |answer| {
+            answer.into_inner().status()
+        })
+}
+
+async fn until_serving(worker: &Worker) {
+    for _ in 0..200 {
+        if health_of(worker).await == ServingStatus::Serving {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("the worker never served");
+}
+
+#[tokio::test]
+async fn a_probe_makes_an_idle_worker_ready() {
+    let worker = Worker::start(|_| {}, Duration::ZERO);
+    until_serving(&worker).await;
+    assert_eq!(
+        worker.steps.load(Ordering::SeqCst),
+        1,
+        "one probe, then the good step is fresh"
+    );
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_deadline_is_answered_when_it_passes_and_as_such() {
+    let worker = Worker::start(|_| {}, SLOW);
+    until_serving(&worker).await;
+    for timeout_ms in [20, 100] {
+        let mut call = Request::new(request(&[&[1]]));
+        call.set_timeout(Duration::from_millis(timeout_ms));
+        // The client's own timer would fire too; a raw header leaves the server alone with it.
+        let header = format!("{timeout_ms}m").parse().unwrap();
+        let mut bare = Request::new(call.into_inner());
+        bare.metadata_mut().insert("grpc-timeout", header);
+        let start = Instant::now();
+        let error = Error::from(&worker.client().await.run(bare).await.unwrap_err());
+        assert_eq!(error.kind, ErrorKind::DeadlineExceeded);
+        assert!(start.elapsed() < SLOW, "{:?}", start.elapsed());
+    }
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn queued_work_of_a_caller_who_hung_up_is_not_run() {
+    let worker = Worker::start(|_| {}, SLOW);
+    until_serving(&worker).await;
+    let client = worker.client().await;
+    let call = |ids: &'static [u32]| {
+        let mut client = client.clone();
+        tokio::spawn(async move { client.run(request(&[ids])).await })
+    };
+    let first = call(&[1; 32]); // a whole step
+    tokio::time::sleep(SLOW / 6).await;
+    let before = worker.steps.load(Ordering::SeqCst);
+    let gone: Vec<_> = (0..10).map(|_| call(&[2; 32])).collect();
+    tokio::time::sleep(SLOW / 6).await;
+    for call in gone {
+        call.abort();
+    }
+    let last = call(&[3; 32]);
+    first.await.unwrap().unwrap();
+    let answer = last.await.unwrap().unwrap().into_inner();
+    assert_eq!(rows(&answer.outputs[0])[0], row_of(&[3; 32]));
+    assert_eq!(
+        worker.steps.load(Ordering::SeqCst),
+        before + 1,
+        "ten calls cost no step"
+    );
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_full_queue_refuses_at_once_and_says_when_to_return() {
+    let worker = Worker::start(|c| c["cost_per_second"] = 10.into(), SLOW);
+    until_serving(&worker).await;
+    let client = worker.client().await;
+    let call = || {
+        let mut client = client.clone();
+        tokio::spawn(async move { client.run(request(&[&[1; 32], &[1; 32]])).await })
+    };
+    let calls: Vec<_> = (0..8).map(|_| call()).collect();
+    let mut refused = 0;
+    for call in calls {
+        if let Err(status) = call.await.unwrap() {
+            let error = Error::from(&status);
+            assert_eq!(error.kind, ErrorKind::Overloaded);
+            assert!(
+                error
+                    .retry_after
+                    .is_some_and(|after| after >= Duration::from_millis(100))
+            );
+            refused += 1;
+        }
+    }
+    assert!((1..8).contains(&refused), "{refused}");
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn draining_finishes_what_is_queued_and_refuses_what_is_new() {
+    let worker = Worker::start(|_| {}, SLOW);
+    until_serving(&worker).await;
+    let mut client = worker.client().await;
+    let queued = tokio::spawn({
+        let mut client = client.clone();
+        async move { client.run(request(&[&[1; 32], &[2; 32]])).await }
+    });
+    tokio::time::sleep(SLOW / 6).await;
+    worker.tulip.drain();
+    let error = Error::from(&client.run(request(&[&[1]])).await.unwrap_err());
+    assert_eq!(error.kind, ErrorKind::Unavailable);
+    let address = worker.tulip.address().to_owned();
+    worker.stop().await;
+    assert_eq!(
+        queued.await.unwrap().unwrap().into_inner().outputs[0].shape,
+        [2, 4]
+    );
+    assert!(!std::path::Path::new(address.trim_start_matches("unix:")).exists());
+}
+
+#[tokio::test]
+async fn a_caller_without_the_token_is_refused() {
+    let worker = Worker::start(
+        |c| {
+            c["token"] = "secret".into();
+            c["listen"] = "127.0.0.1:0".into();
+        },
+        Duration::ZERO,
+    );
+    let mut client = client_of(worker.tulip.address()).await;
+    for header in [None, Some("Bearer wrong1"), Some("secret")] {
+        let mut call = Request::new(v1::DescribeRequest {});
+        if let Some(header) = header {
+            call.metadata_mut()
+                .insert("authorization", header.parse().unwrap());
+        }
+        let error = Error::from(&client.describe(call).await.unwrap_err());
+        assert_eq!(error.kind, ErrorKind::Unauthorized);
+    }
+    let mut call = Request::new(v1::DescribeRequest {});
+    call.metadata_mut()
+        .insert("authorization", "Bearer secret".parse().unwrap());
+    assert_eq!(
+        client
+            .describe(call)
+            .await
+            .unwrap()
+            .into_inner()
+            .models
+            .len(),
+        1
+    );
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_living_workers_socket_is_not_taken_over_but_a_dead_ones_is() {
+    let worker = Worker::start(|_| {}, Duration::ZERO);
+    let address = worker.tulip.address().to_owned();
+    let config = serde_json::from_value(support::config(&address)).unwrap();
+    let second = tokio::task::spawn_blocking(|| flowerbed_tulip::Tulip::start(config).map(|_| ()));
+    assert_eq!(
+        second.await.unwrap().unwrap_err().kind(),
+        std::io::ErrorKind::AddrInUse
+    );
+    worker.stop().await;
+    let folder = tempfile::tempdir().unwrap();
+    let stale = folder.path().join("w.sock");
+    drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
+    let listen = format!("unix:{}", stale.display());
+    Worker::start(|c| c["listen"] = listen.into(), Duration::ZERO)
+        .stop()
+        .await;
+}

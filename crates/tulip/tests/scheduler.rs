@@ -1,0 +1,246 @@
+//! The scheduler's rules, on a clock that the test moves.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use flowerbed_tulip::config::Head;
+use flowerbed_tulip::scheduler::{
+    Job, JobId, Lane, MAX_LANE_WAIT, Plan, Scheduler, StepLimits, Stream,
+};
+use proptest::prelude::*;
+use tokio::time::Instant;
+
+const FAR: Duration = Duration::from_secs(3_600);
+const LIMITS: StepLimits = StepLimits {
+    budget: 100,
+    slots: 8,
+};
+
+fn job(id: u64, lane: Lane, costs: &[u64], now: Instant) -> Job {
+    Job {
+        id: JobId(id),
+        lane,
+        head: Head::Embed,
+        costs: Arc::from(costs),
+        enqueued: now,
+        deadline: now + FAR,
+    }
+}
+
+fn on_cpu() -> Scheduler {
+    Scheduler::new(LIMITS, &[Stream::Normal])
+}
+
+fn picked(plan: &Plan) -> Vec<(u64, usize, usize)> {
+    plan.picks
+        .iter()
+        .map(|pick| (pick.job.0, pick.first, pick.count))
+        .collect()
+}
+
+fn next(scheduler: &mut Scheduler, now: Instant) -> Vec<(u64, usize, usize)> {
+    scheduler
+        .next_plan(Stream::Normal, now)
+        .map_or(Vec::new(), |plan| picked(&plan))
+}
+
+#[test]
+fn a_batch_closes_at_the_budget_and_the_rest_goes_next() {
+    let (mut scheduler, now) = (on_cpu(), Instant::now());
+    scheduler.push(job(1, Lane::Bulk, &[40, 40, 40], now));
+    assert_eq!(next(&mut scheduler, now), [(1, 0, 2)]);
+    assert_eq!(next(&mut scheduler, now), [(1, 2, 1)]);
+    assert!(scheduler.is_empty());
+}
+
+#[test]
+fn a_batch_closes_at_the_slot_limit() {
+    let (mut scheduler, now) = (on_cpu(), Instant::now());
+    scheduler.push(job(1, Lane::Bulk, &[1; 11], now));
+    assert_eq!(next(&mut scheduler, now), [(1, 0, 8)]);
+    assert_eq!(next(&mut scheduler, now), [(1, 8, 3)]);
+}
+
+#[test]
+fn a_sequence_over_the_budget_runs_alone() {
+    let (mut scheduler, now) = (on_cpu(), Instant::now());
+    scheduler.push(job(1, Lane::Online, &[5, 900, 5], now));
+    assert_eq!(next(&mut scheduler, now), [(1, 0, 1)]);
+    assert_eq!(next(&mut scheduler, now), [(1, 1, 1)]);
+    assert_eq!(next(&mut scheduler, now), [(1, 2, 1)]);
+}
+
+#[test]
+fn a_head_that_does_not_fit_is_not_overtaken() {
+    let (mut scheduler, now) = (on_cpu(), Instant::now());
+    scheduler.push(job(1, Lane::Online, &[60], now));
+    scheduler.push(job(2, Lane::Online, &[60], now));
+    scheduler.push(job(3, Lane::Online, &[10], now));
+    assert_eq!(next(&mut scheduler, now), [(1, 0, 1)]);
+    assert_eq!(next(&mut scheduler, now), [(2, 0, 1), (3, 0, 1)]);
+}
+
+#[test]
+fn lanes_share_a_batch_in_their_order_on_a_cpu() {
+    let (mut scheduler, now) = (on_cpu(), Instant::now());
+    scheduler.push(job(1, Lane::Bulk, &[30, 30, 30], now));
+    scheduler.push(job(2, Lane::Scoring, &[30], now));
+    scheduler.push(job(3, Lane::Online, &[30], now));
+    assert_eq!(next(&mut scheduler, now), [(3, 0, 1), (2, 0, 1), (1, 0, 1)]);
+}
+
+#[test]
+fn on_a_gpu_each_stream_runs_its_own_lanes() {
+    let now = Instant::now();
+    let mut scheduler = Scheduler::new(LIMITS, &[Stream::Online, Stream::Normal]);
+    scheduler.push(job(1, Lane::Bulk, &[30], now));
+    scheduler.push(job(2, Lane::Scoring, &[30], now));
+    scheduler.push(job(3, Lane::Online, &[30], now));
+    let online = scheduler.next_plan(Stream::Online, now).unwrap();
+    assert_eq!(
+        (online.stream, picked(&online)),
+        (Stream::Online, vec![(3, 0, 1)])
+    );
+    let normal = scheduler.next_plan(Stream::Normal, now).unwrap();
+    assert_eq!(
+        (normal.stream, picked(&normal)),
+        (Stream::Normal, vec![(2, 0, 1), (1, 0, 1)])
+    );
+    assert!(scheduler.next_plan(Stream::Online, now).is_none());
+}
+
+#[test]
+fn sequences_of_different_heads_share_no_batch() {
+    let (mut scheduler, now) = (on_cpu(), Instant::now());
+    scheduler.push(job(1, Lane::Online, &[1], now));
+    scheduler.push(Job {
+        head: Head::Score,
+        ..job(2, Lane::Online, &[1], now)
+    });
+    assert_eq!(next(&mut scheduler, now), [(1, 0, 1)]);
+    assert_eq!(next(&mut scheduler, now), [(2, 0, 1)]);
+}
+
+#[test]
+fn a_starved_lane_gets_one_batch_and_queries_the_next() {
+    let (mut scheduler, start) = (on_cpu(), Instant::now());
+    scheduler.push(job(1, Lane::Bulk, &[100; 50], start));
+    let mut now = start;
+    let mut bulk_steps = 0;
+    for step in 0..40 {
+        now += Duration::from_millis(100);
+        scheduler.push(job(100 + step, Lane::Online, &[100], now));
+        let plan = next(&mut scheduler, now);
+        assert_eq!(plan.len(), 1);
+        bulk_steps += usize::from(plan[0].0 == 1);
+    }
+    // 4 s of queries that fill every step: bulk had its turn about once a second.
+    assert!((3..=4).contains(&bulk_steps), "{bulk_steps}");
+}
+
+#[test]
+fn an_old_re_index_does_not_overtake_a_query() {
+    let (mut scheduler, start) = (on_cpu(), Instant::now());
+    scheduler.push(job(1, Lane::Bulk, &[100; 50], start));
+    let now = start + MAX_LANE_WAIT / 2;
+    assert_eq!(next(&mut scheduler, now), [(1, 0, 1)]);
+    let now = start + MAX_LANE_WAIT * 5 / 4;
+    scheduler.push(job(2, Lane::Online, &[10], now));
+    assert_eq!(next(&mut scheduler, now), [(2, 0, 1)]);
+}
+
+#[test]
+fn dead_jobs_cost_nothing() {
+    let (mut scheduler, now) = (on_cpu(), Instant::now());
+    scheduler.push(job(1, Lane::Online, &[10], now));
+    scheduler.push(Job {
+        deadline: now + Duration::from_secs(1),
+        ..job(2, Lane::Bulk, &[10], now)
+    });
+    scheduler.push(job(3, Lane::Online, &[10, 10], now));
+    let later = now + Duration::from_secs(1);
+    let dropped = scheduler.drop_dead(later, |id| id != JobId(1));
+    assert_eq!(dropped, [JobId(1), JobId(2)]);
+    assert_eq!(scheduler.queued_cost(), [20, 0, 0]);
+    assert_eq!(next(&mut scheduler, later), [(3, 0, 2)]);
+}
+
+#[test]
+fn a_failed_batch_is_halved_until_the_culprit_is_alone() {
+    let (mut scheduler, now) = (on_cpu(), Instant::now());
+    scheduler.push(job(1, Lane::Online, &[1, 1, 1], now));
+    scheduler.push(job(2, Lane::Online, &[1, 1], now));
+    let culprit = (1, 2); // job, sequence
+    let mut good = HashSet::new();
+    let mut culprits = Vec::new();
+    while let Some(plan) = scheduler.next_plan(Stream::Normal, now) {
+        let sequences: Vec<_> = picked(&plan)
+            .into_iter()
+            .flat_map(|(job, first, count)| (first..first + count).map(move |at| (job, at)))
+            .collect();
+        if !sequences.contains(&culprit) {
+            good.extend(sequences);
+        } else if !scheduler.rerun_in_halves(plan) {
+            culprits.extend(sequences);
+        }
+    }
+    assert_eq!(culprits, [culprit]);
+    assert_eq!(good, HashSet::from([(1, 0), (1, 1), (2, 0), (2, 1)]));
+}
+
+proptest! {
+    /// Whatever comes in and whenever batches are asked for: no sequence is lost or runs twice,
+    /// budget and slots are kept, order holds within a lane, and the accounts are right.
+    #[test]
+    fn every_sequence_runs_once_in_order_within_the_limits(
+        arrivals in prop::collection::vec(
+            (0..3_usize, prop::collection::vec(1..150_u64, 1..12), 0..3_usize, 0..700_u64),
+            1..40,
+        ),
+    ) {
+        let mut scheduler = on_cpu();
+        let mut now = Instant::now();
+        let mut pushed = Vec::new();
+        let mut ran: HashMap<usize, Vec<(u64, usize)>> = HashMap::new();
+        let mut lane_of = HashMap::new();
+        let mut costs_of = HashMap::new();
+        let mut check = |scheduler: &mut Scheduler, now, lane_of: &HashMap<u64, usize>, costs_of: &HashMap<u64, Vec<u64>>| {
+            let Some(plan) = scheduler.next_plan(Stream::Normal, now) else { return false };
+            let mut cost = 0;
+            let mut count = 0;
+            for pick in &plan.picks {
+                for at in pick.first..pick.first + pick.count {
+                    cost += costs_of[&pick.job.0][at];
+                    count += 1;
+                    ran.entry(lane_of[&pick.job.0]).or_default().push((pick.job.0, at));
+                }
+            }
+            assert_eq!(cost, plan.cost);
+            assert!(count > 0 && count <= LIMITS.slots);
+            assert!(cost <= LIMITS.budget || count == 1);
+            true
+        };
+        for (id, (lane, costs, pulls, wait_ms)) in (1..).zip(arrivals) {
+            lane_of.insert(id, lane);
+            costs_of.insert(id, costs.clone());
+            pushed.push((id, lane, costs.len()));
+            scheduler.push(job(id, Lane::ALL[lane], &costs, now));
+            for _ in 0..pulls {
+                now += Duration::from_millis(wait_ms);
+                check(&mut scheduler, now, &lane_of, &costs_of);
+            }
+        }
+        while check(&mut scheduler, now, &lane_of, &costs_of) {}
+        for lane in 0..3 {
+            let expected: Vec<_> = pushed
+                .iter()
+                .filter(|(_, of, _)| *of == lane)
+                .flat_map(|(id, _, count)| (0..*count).map(move |at| (*id, at)))
+                .collect();
+            prop_assert_eq!(ran.remove(&lane).unwrap_or_default(), expected);
+        }
+        prop_assert!(scheduler.is_empty());
+        prop_assert_eq!(scheduler.queued_cost(), [0; 3]);
+    }
+}

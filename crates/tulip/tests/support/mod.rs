@@ -1,0 +1,175 @@
+//! A Tulip on a Unix socket, a client for it, and an engine that needs no model: a row is the sum
+//! of its tokens, then their count, then zeros.
+
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use bytes::Bytes;
+use flowerbed_protocol::v1::inference_client::InferenceClient;
+use flowerbed_protocol::{packed, v1};
+use flowerbed_tulip::batch::Batch;
+use flowerbed_tulip::{PendingRows, Pull, Tulip, WorkerConfig};
+use tempfile::TempDir;
+use tonic::transport::{Channel, Endpoint};
+
+pub(crate) const DIMENSIONS: u32 = 4;
+pub(crate) const VOCAB: u32 = 1_000;
+/// A batch that holds this id makes the fake step raise.
+pub(crate) const POISON: u32 = 666;
+/// A sequence that holds this id gets a row that is not finite.
+pub(crate) const NAN: u32 = 777;
+
+pub(crate) struct Worker {
+    pub(crate) tulip: Arc<Tulip>,
+    pub(crate) steps: Arc<AtomicUsize>,
+    engine: Option<JoinHandle<()>>,
+    _folder: TempDir,
+}
+
+pub(crate) fn config(listen: &str) -> serde_json::Value {
+    serde_json::json!({
+        "model": {
+            "id": "fake", "revision": "1", "space": "space-1", "tokenizer_sha256": "t",
+            "text_sha256": "x", "max_length": 64, "vocab_rows": VOCAB, "dimensions": DIMENSIONS,
+            "allowed_dimensions": [], "normalize": false, "heads": ["embed"],
+            "attention_scale": 0.0, "dtype": "float32", "device": "cpu", "pooling": "mean",
+        },
+        "listen": listen, "token": null, "max_batch_tokens": 32, "max_batch_sequences": 8,
+        "streams": ["normal"], "steps_in_flight": 1, "request_timeout_s": 30.0,
+        "cost_per_second": 1e6,
+    })
+}
+
+impl Worker {
+    pub(crate) fn start(change: impl FnOnce(&mut serde_json::Value), step_time: Duration) -> Self {
+        let folder = TempDir::new().unwrap();
+        let mut config = config(&format!("unix:{}/w.sock", folder.path().display()));
+        change(&mut config);
+        let config: WorkerConfig = serde_json::from_value(config).unwrap();
+        // A blocking call, which a test's runtime forbids on its own thread.
+        let tulip = std::thread::spawn(|| Tulip::start(config)).join().unwrap();
+        let tulip = Arc::new(tulip.unwrap());
+        let steps = Arc::new(AtomicUsize::new(0));
+        let (pulled, counted) = (Arc::clone(&tulip), Arc::clone(&steps));
+        let engine = std::thread::spawn(move || {
+            loop {
+                match pulled.next_batch(Duration::from_millis(20)) {
+                    Pull::Nothing => {}
+                    Pull::Drained => break,
+                    Pull::Batch(batch) => {
+                        counted.fetch_add(1, Ordering::SeqCst);
+                        std::thread::sleep(step_time);
+                        if batch.ids.contains(&POISON) {
+                            pulled.failed(batch.id, "poison".to_owned(), false);
+                        } else {
+                            let rows = Box::new(Rows(fake_step(&batch)));
+                            pulled.launched(batch.id, rows, "eager".to_owned(), 0);
+                        }
+                    }
+                }
+            }
+        });
+        Self {
+            tulip,
+            steps,
+            engine: Some(engine),
+            _folder: folder,
+        }
+    }
+
+    pub(crate) async fn client(&self) -> InferenceClient<Channel> {
+        client_of(self.tulip.address()).await
+    }
+
+    pub(crate) async fn stop(mut self) {
+        let (tulip, engine) = (Arc::clone(&self.tulip), self.engine.take());
+        tokio::task::spawn_blocking(move || {
+            tulip.drain();
+            engine.unwrap().join().unwrap();
+            tulip.stop();
+        })
+        .await
+        .unwrap();
+    }
+}
+
+pub(crate) async fn channel_to(address: &str) -> Channel {
+    let endpoint = if address.starts_with("unix:") {
+        address.to_owned()
+    } else {
+        format!("http://{address}")
+    };
+    Endpoint::new(endpoint).unwrap().connect().await.unwrap()
+}
+
+pub(crate) async fn client_of(address: &str) -> InferenceClient<Channel> {
+    InferenceClient::new(channel_to(address).await)
+}
+
+struct Rows(Bytes);
+
+impl PendingRows for Rows {
+    fn wait(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn take(self: Box<Self>) -> Bytes {
+        self.0
+    }
+}
+
+fn fake_step(batch: &Batch) -> Bytes {
+    let mut rows = Vec::new();
+    let mut statuses = Vec::new();
+    for format in batch.row_formats.chunks(Batch::FORMAT_COLUMNS) {
+        let segment = format[0] as usize;
+        let (start, end) = (batch.segments[2 * segment], batch.segments[2 * segment + 1]);
+        let ids = &batch.ids[start as usize..end as usize];
+        for value in &row_of(ids)[..format[3] as usize] {
+            rows.extend(value.to_le_bytes());
+        }
+        statuses.push(u8::from(ids.contains(&NAN)));
+    }
+    rows.extend(statuses);
+    rows.into()
+}
+
+pub(crate) fn row_of(ids: &[u32]) -> [f32; DIMENSIONS as usize] {
+    [ids.iter().sum::<u32>() as f32, ids.len() as f32, 0.0, 0.0]
+}
+
+pub(crate) fn request(sequences: &[&[u32]]) -> v1::RunRequest {
+    let lengths: Vec<u32> = sequences.iter().map(|ids| ids.len() as u32).collect();
+    v1::RunRequest {
+        model: "fake".to_owned(),
+        space: "space-1".to_owned(),
+        head: v1::Head::Embed.into(),
+        ids: packed::from_u32s(&sequences.concat()),
+        lengths: packed::from_u32s(&lengths),
+        outputs: vec![v1::OutputSpec {
+            dtype: v1::Dtype::Float32.into(),
+            dimensions: 0,
+            normalize: v1::Normalize::Model.into(),
+        }],
+        lane: v1::Lane::Online.into(),
+        ..Default::default()
+    }
+}
+
+pub(crate) fn rows(output: &v1::Output) -> Vec<Vec<f32>> {
+    let values: Vec<f32> = output
+        .data
+        .as_chunks::<4>()
+        .0
+        .iter()
+        .map(|word| f32::from_le_bytes(*word))
+        .collect();
+    values
+        .chunks(output.shape[1] as usize)
+        .map(<[f32]>::to_vec)
+        .collect()
+}
