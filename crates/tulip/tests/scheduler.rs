@@ -210,11 +210,11 @@ proptest! {
             let mut cost = 0;
             let mut count = 0;
             for pick in &plan.picks {
-                for at in pick.first..pick.first + pick.count {
-                    cost += costs_of[&pick.job.0][at];
-                    count += 1;
-                    ran.entry(lane_of[&pick.job.0]).or_default().push((pick.job.0, at));
-                }
+                let picked = pick.first..pick.first + pick.count;
+                cost += costs_of[&pick.job.0][picked.clone()].iter().sum::<u64>();
+                count += pick.count;
+                let lane = lane_of[&pick.job.0];
+                ran.entry(lane).or_default().extend(picked.map(|at| (pick.job.0, at)));
             }
             assert_eq!(cost, plan.cost);
             assert!(count > 0 && count <= LIMITS.slots);

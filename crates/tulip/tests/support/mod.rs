@@ -2,6 +2,7 @@
 //! of its tokens, then their count, then zeros.
 
 #![allow(dead_code, reason = "each test file uses a part")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up must fail")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
