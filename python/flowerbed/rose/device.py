@@ -1,0 +1,79 @@
+"""Picks the device and the number format, and refuses those that cannot work.
+
+Knows no models. Called by `engine` and by `doctor`.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from flowerbed.config import DType
+from flowerbed.errors import ConfigError, DeviceError
+
+CPU_BFLOAT16_FEATURES = ("avx512_bf16", "amx_bf16")
+MIN_BFLOAT16_CAPABILITY = (8, 0)
+TORCH_DTYPES = {
+    DType.FLOAT32: torch.float32,
+    DType.BFLOAT16: torch.bfloat16,
+    DType.FLOAT16: torch.float16,
+}
+
+
+def pick_device(name: str) -> torch.device:
+    """The device that `name` means: auto, cpu, cuda or cuda:N. auto is the first GPU, else the CPU.
+
+    Raises:
+        ConfigError: Not such a name.
+        DeviceError: This machine or this build of torch lacks the device.
+    """
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,4})?", name):
+        raise ConfigError(f"device {name!r} is not known; use auto, cpu, cuda or cuda:N")
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if torch.version.cuda is None:
+        raise DeviceError(
+            f"device {name} needs a torch built with CUDA; this one is {torch.__version__}"
+        )
+    count = torch.cuda.device_count()
+    index = int(name.partition(":")[2] or 0)
+    if index >= count:
+        raise DeviceError(
+            f"device {name} is not there; torch sees {count} GPUs (use --device cpu?)"
+        )
+    return torch.device("cuda", index)
+
+
+def pick_dtype(dtype: DType, device: torch.device) -> DType:
+    """The format that `dtype` means on `device`.
+
+    auto is float32 on a CPU, and on a GPU bfloat16 from compute capability 8.0 on, else float32:
+    float16 overflows in some models, so that it must be asked for.
+
+    Raises:
+        ConfigError: The device cannot compute in it, or only by emulation.
+    """
+    if device.type == "cpu":
+        if dtype is DType.FLOAT16:
+            raise ConfigError("dtype float16 is not supported on a CPU; use float32")
+        if dtype is DType.BFLOAT16 and not _cpu_has_bfloat16():
+            raise ConfigError(
+                "dtype bfloat16 needs a CPU with "
+                + " or ".join(CPU_BFLOAT16_FEATURES)
+                + "; use float32"
+            )
+        return DType.FLOAT32 if dtype is DType.AUTO else dtype
+    has_bfloat16 = torch.cuda.get_device_capability(device) >= MIN_BFLOAT16_CAPABILITY
+    if dtype is DType.BFLOAT16 and not has_bfloat16:
+        raise ConfigError(
+            "dtype bfloat16 needs a GPU of compute capability 8.0; use float32 or float16"
+        )
+    if dtype is DType.AUTO:
+        return DType.BFLOAT16 if has_bfloat16 else DType.FLOAT32
+    return dtype
+
+
+def _cpu_has_bfloat16() -> bool:
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(feature, False) for feature in CPU_BFLOAT16_FEATURES)

@@ -1,0 +1,278 @@
+"""What a step works on: the batch as its maker hands it over, and the same as tensors.
+
+Knows nothing of who makes batches: `Batch` is a protocol, met by the Rust core's batch and by
+`PackedBatch`. Called by `engine`; layers take `ForwardContext` from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flowerbed.rose.kernels.attention import LengthGroup
+from flowerbed.rose.kernels.pack import RowDtype
+from flowerbed.rose.kernels.pooling import SegmentTable
+
+Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
+
+
+class Batch(Protocol):
+    """Sequences that one step runs together, packed end to end. Buffers are native int32."""
+
+    @property
+    def id(self) -> int:
+        """Name of the batch between its maker and the engine's caller."""
+        ...
+
+    @property
+    def head(self) -> str:
+        """What to compute: embed."""
+        ...
+
+    @property
+    def num_result_bytes(self) -> int:
+        """Bytes of all packed rows, statuses excluded."""
+        ...
+
+    def ids(self) -> bytearray:
+        """[num_tokens]."""
+        ...
+
+    def cu_seqlens(self) -> bytearray:
+        """[num_sequences + 1]."""
+        ...
+
+    def pair_starts(self) -> bytearray | None:
+        """[num_sequences], first token of the second text, counted from the sequence's start."""
+        ...
+
+    def segments(self) -> bytearray:
+        """[num_segments, 2], first token and the one after the last, counted from the batch's start."""
+        ...
+
+    def row_formats(self) -> bytearray:
+        """[num_rows, 5], see `kernels.pack.pack_rows`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardContext:
+    """Where each token stands, for the layers of one step."""
+
+    cu_seqlens: Tensor  # [num_sequences + 1] int32
+    positions: Tensor  # [num_tokens] int64, counted from each sequence's start; 0 for padding
+    token_types: Tensor | None  # [num_tokens] int64, 1 in a pair's second text; None: no pairs
+    groups: tuple[LengthGroup, ...]  # sequences by length, for attention
+    max_seqlen: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """One batch on the device, sequences sorted by length, padding tokens at the end."""
+
+    ids: Tensor  # [num_tokens] int64
+    context: ForwardContext
+    segments: SegmentTable  # in the batch's own order
+    formats: Int32s  # [num_rows, 5], host
+    padding_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowFormat:
+    """How one row is written."""
+
+    dimensions: int
+    dtype: RowDtype = RowDtype.FLOAT32
+    normalize: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """A batch made in this process from lists of ids. Implements `Batch`."""
+
+    token_ids: Int32s  # [num_tokens]
+    offsets: Int32s  # [num_sequences + 1]
+    spans: Int32s  # [num_segments, 2]
+    formats: Int32s  # [num_rows, 5]
+    num_result_bytes: int
+    second_texts: Int32s | None = None  # [num_sequences]
+    id: int = 0
+    head: str = "embed"
+    stream: str = "normal"
+
+    @classmethod
+    def build(
+        cls,
+        sequences: Sequence[Sequence[int]],
+        formats: RowFormat | Sequence[RowFormat],
+        *,
+        spans: Sequence[tuple[int, int, int]] | None = None,
+        pair_starts: Sequence[int] | None = None,
+    ) -> Self:
+        """Packs sequences, one row a segment.
+
+        Args:
+            sequences: Token ids of each sequence.
+            formats: One for all rows, or one for each.
+            spans: Sequence, start and end of each segment in its tokens; None: each whole sequence.
+            pair_starts: First token of each second text; the sequence's length if there is none.
+        """
+        lengths = [len(sequence) for sequence in sequences]
+        offsets = np.cumsum([0, *lengths], dtype=np.int32)
+        if spans is None:
+            table = np.stack([offsets[:-1], offsets[1:]], axis=1)
+        else:
+            table = np.array(
+                [(offsets[s] + a, offsets[s] + b) for s, a, b in spans], dtype=np.int32
+            )
+        rows = [formats] * len(table) if isinstance(formats, RowFormat) else list(formats)
+        if len(rows) != len(table):
+            raise ValueError(f"{len(table)} segments want as many formats, not {len(rows)}")
+        row_table: list[tuple[int, int, int, int, int]] = []
+        num_result_bytes = 0
+        for segment, row in enumerate(rows):
+            row_table.append((segment, num_result_bytes, row.dtype, row.dimensions, row.normalize))
+            num_result_bytes += row.dtype.row_bytes(row.dimensions)
+        return cls(
+            token_ids=np.fromiter(
+                (i for s in sequences for i in s), dtype=np.int32, count=sum(lengths)
+            ),
+            offsets=offsets,
+            spans=table.reshape(-1, 2),
+            formats=np.array(row_table, dtype=np.int32).reshape(-1, 5),
+            num_result_bytes=num_result_bytes,
+            second_texts=None if pair_starts is None else np.array(pair_starts, dtype=np.int32),
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all sequences."""
+        return len(self.token_ids)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences, empty ones included."""
+        return len(self.offsets) - 1
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the result."""
+        return len(self.formats)
+
+    def ids(self) -> bytearray:
+        """[num_tokens]."""
+        return bytearray(self.token_ids.tobytes())
+
+    def cu_seqlens(self) -> bytearray:
+        """[num_sequences + 1]."""
+        return bytearray(self.offsets.tobytes())
+
+    def pair_starts(self) -> bytearray | None:
+        """[num_sequences], or None."""
+        return None if self.second_texts is None else bytearray(self.second_texts.tobytes())
+
+    def segments(self) -> bytearray:
+        """[num_segments, 2]."""
+        return bytearray(self.spans.tobytes())
+
+    def row_formats(self) -> bytearray:
+        """[num_rows, 5]."""
+        return bytearray(self.formats.tobytes())
+
+
+def padded_tokens(num_tokens: int, device: torch.device) -> int:
+    """Tokens that a step of `num_tokens` runs with.
+
+    oneDNN builds a kernel for each new row count, about 1.3 ms a step for MiniLM, and keeps few; so
+    CPU steps are multiples of 16, past 512 of 64.
+    """
+    if device.type != "cpu":
+        return num_tokens
+    multiple = 16 if num_tokens <= 512 else 64
+    return -(-num_tokens // multiple) * multiple
+
+
+def prepare(batch: Batch, device: torch.device) -> StepInputs:
+    """Checks the batch's geometry, sorts its sequences by length, and moves it to the device.
+
+    Raises:
+        ValueError: The batch's parts do not fit each other.
+    """
+    ids, cu_seqlens = _int32s(batch.ids()), _int32s(batch.cu_seqlens()).astype(np.int64)
+    spans = _int32s(batch.segments()).reshape(-1, 2).astype(np.int64)
+    starts, lengths = cu_seqlens[:-1], np.diff(cu_seqlens)
+    num_tokens = len(ids)
+    if num_tokens == 0 or cu_seqlens[0] != 0 or cu_seqlens[-1] != num_tokens or lengths.min() < 0:
+        raise ValueError("cu_seqlens do not divide the batch's tokens into sequences")
+    if len(spans) and (
+        spans.min() < 0 or spans.max() > num_tokens or (spans[:, 1] < spans[:, 0]).any()
+    ):
+        raise ValueError("a segment lies outside the batch's tokens")
+
+    order = np.argsort(lengths, kind="stable")
+    sorted_lengths = lengths[order]
+    sorted_ends = np.cumsum(sorted_lengths)
+    sorted_starts = sorted_ends - sorted_lengths
+    padding = padded_tokens(num_tokens, device) - num_tokens
+    positions = np.arange(num_tokens) - np.repeat(sorted_starts, sorted_lengths)
+    sorted_ids = np.zeros(num_tokens + padding, dtype=np.int64)
+    sorted_ids[:num_tokens] = ids[np.repeat(starts[order], sorted_lengths) + positions]
+    token_types = None
+    if (pair_starts := batch.pair_starts()) is not None:
+        second = np.repeat(_int32s(pair_starts)[order], sorted_lengths)
+        token_types = _tensor(np.pad((positions >= second).astype(np.int64), (0, padding)), device)
+    shift = np.empty_like(starts)
+    shift[order] = sorted_starts - starts[order]
+    return StepInputs(
+        ids=_tensor(sorted_ids, device),
+        context=ForwardContext(
+            cu_seqlens=_tensor(np.concatenate(([0], sorted_ends)).astype(np.int32), device),
+            positions=_tensor(np.pad(positions, (0, padding)), device),
+            token_types=token_types,
+            groups=_groups(sorted_starts, sorted_lengths),
+            max_seqlen=int(sorted_lengths[-1]),
+        ),
+        segments=_segment_table(spans, shift, cu_seqlens, device),
+        formats=_int32s(batch.row_formats()).reshape(-1, 5),
+        padding_tokens=padding,
+    )
+
+
+def _groups(starts: Int64s, lengths: Int64s) -> tuple[LengthGroup, ...]:
+    values, first, counts = np.unique(lengths, return_index=True, return_counts=True)
+    rows = zip(starts[first].tolist(), counts.tolist(), values.tolist(), strict=True)
+    return tuple(LengthGroup(*row) for row in rows if row[2] > 0)
+
+
+def _segment_table(
+    spans: Int64s, shift: Int64s, cu_seqlens: Int64s, device: torch.device
+) -> SegmentTable:
+    """Segments in the sorted order of tokens. `shift`: how far each sequence moved, [num_sequences]."""
+    sequence = np.searchsorted(cu_seqlens, spans[:, 0], side="right") - 1
+    starts = spans[:, 0] + shift[np.minimum(sequence, len(shift) - 1)]
+    lengths = spans[:, 1] - spans[:, 0]
+    row_index = np.repeat(np.arange(len(spans)), lengths)
+    within = np.arange(len(row_index)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    first_positions = spans[:, 0] - cu_seqlens[sequence]
+    return SegmentTable(
+        starts=_tensor(starts, device),
+        lengths=_tensor(lengths, device),
+        token_index=_tensor(np.repeat(starts, lengths) + within, device),
+        row_index=_tensor(row_index, device),
+        positions=_tensor(np.repeat(first_positions, lengths) + within, device),
+    )
+
+
+def _int32s(buffer: bytearray) -> Int32s:
+    return np.frombuffer(buffer, dtype=np.int32)
+
+
+def _tensor(array: NDArray[np.generic], device: torch.device) -> Tensor:
+    return torch.from_numpy(array).to(device)

@@ -1,0 +1,1 @@
+"""Functions on tensors: no weights, no configuration. torch operations on every device."""

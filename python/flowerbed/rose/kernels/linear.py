@@ -1,0 +1,67 @@
+"""Linear products with an activation, and the weight layout that the device multiplies fastest.
+
+Knows no models. Called by `layers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+TYPICAL_ROWS = 512
+"""Rows that packed CPU weights are laid out for; other counts work as well."""
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda x: x,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+    "silu": functional.silu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+}
+_FUSED = {
+    "identity": ("none", ""),
+    "gelu": ("gelu", "none"),
+    "gelu_tanh": ("gelu", "tanh"),
+    "relu": ("relu", ""),
+    "silu": ("swish", ""),
+    "tanh": ("tanh", ""),
+    "sigmoid": ("sigmoid", ""),
+}
+"""Name and variant under which oneDNN knows each activation."""
+
+
+def pack_weight(weight: Tensor) -> Tensor:
+    """Lays `weight` out for `linear`.
+
+    On a CPU it becomes an opaque oneDNN tensor. Measured on two Zen 5 cores, all products of one
+    MiniLM layer in fp32: 0.20 instead of 0.42 ms for 14 tokens, 3.9 instead of 9.1 ms for 512.
+
+    Args:
+        weight: [out_features, in_features], any float dtype.
+    """
+    if weight.device.type == "cpu" and torch.backends.mkldnn.is_available():
+        return torch.ops.mkldnn._reorder_linear_weight(weight, TYPICAL_ROWS)
+    return weight
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "identity") -> Tensor:
+    """activation(x W^T + b), summed in fp32.
+
+    Args:
+        x: [num_rows, in_features], dtype of the weight.
+        weight: What `pack_weight` returned.
+        bias: [out_features], or None.
+        activation: A key of `ACTIVATIONS`.
+
+    Returns:
+        [num_rows, out_features], dtype of x.
+    """
+    if weight.is_mkldnn:
+        name, variant = _FUSED[activation]
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, name, [], variant)
+    return ACTIVATIONS[activation](functional.linear(x, weight, bias))

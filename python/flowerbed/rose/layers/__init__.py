@@ -1,0 +1,1 @@
+"""Building blocks with weights. Each takes its tensors from a `Weights` by their checkpoint names."""

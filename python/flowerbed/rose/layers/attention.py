@@ -1,0 +1,46 @@
+"""Self-attention over packed sequences, with its weights. Called by models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flowerbed.rose.inputs import ForwardContext
+from flowerbed.rose.kernels.attention import attention
+from flowerbed.rose.layers.linear import Linear
+from flowerbed.rose.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionNames:
+    """Checkpoint names of the four products."""
+
+    query: str
+    key: str
+    value: str
+    output: str
+
+
+class SelfAttention:
+    """Queries, keys and values in one product, attention in both directions, output product."""
+
+    def __init__(
+        self, weights: Weights, names: AttentionNames, hidden: int, num_heads: int
+    ) -> None:
+        inputs = (names.query, names.key, names.value)
+        self.qkv = Linear(
+            torch.cat([weights.take(f"{name}.weight", hidden, hidden) for name in inputs]),
+            torch.cat([weights.take(f"{name}.bias", hidden) for name in inputs]),
+        )
+        self.output = Linear(
+            weights.take(f"{names.output}.weight", hidden, hidden),
+            weights.take(f"{names.output}.bias", hidden),
+        )
+        self.num_heads = num_heads
+
+    def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:
+        """x: [num_tokens, hidden]; returns the same shape."""
+        qkv = self.qkv(x).view(x.shape[0], 3, self.num_heads, -1)
+        return self.output(attention(qkv, context.groups))

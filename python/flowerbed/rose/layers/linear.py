@@ -1,0 +1,21 @@
+"""A linear layer with an optional activation. Called by models and other layers."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from flowerbed.rose.kernels.linear import linear, pack_weight
+
+
+class Linear:
+    """activation(x W^T + b)."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, activation: str = "identity") -> None:
+        """Takes weight [out_features, in_features] and bias [out_features]."""
+        self.weight = pack_weight(weight)
+        self.bias = bias
+        self.activation = activation
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [num_rows, in_features]; returns [num_rows, out_features]."""
+        return linear(x, self.weight, self.bias, self.activation)

@@ -1,0 +1,23 @@
+"""Layer normalisation with its weights. Called by models."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from flowerbed.rose.kernels.norm import add_layer_norm, layer_norm
+from flowerbed.rose.weights import Weights
+
+
+class LayerNorm:
+    """layer_norm(x) or layer_norm(x + residual)."""
+
+    def __init__(self, weights: Weights, name: str, hidden: int, eps: float) -> None:
+        self.weight = weights.take(f"{name}.weight", hidden)
+        self.bias = weights.take(f"{name}.bias", hidden)
+        self.eps = eps
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """x, residual: [num_tokens, hidden]. With a residual, x is overwritten."""
+        if residual is None:
+            return layer_norm(x, self.weight, self.bias, self.eps)
+        return add_layer_norm(x, residual, self.weight, self.bias, self.eps)

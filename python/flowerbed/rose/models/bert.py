@@ -1,0 +1,151 @@
+"""BERT (Devlin et al., 2018): a bidirectional Transformer encoder with learned positions.
+
+Each layer is x = LayerNorm(x + attention(x)), then x = LayerNorm(x + feed_forward(x)). Knows nothing
+of pooling or of who calls. Made by `engine` through `registry`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from torch import Tensor
+
+from flowerbed.errors import ModelError
+from flowerbed.folder_files import JsonObject, positive, setting
+from flowerbed.rose.inputs import ForwardContext
+from flowerbed.rose.layers.attention import AttentionNames, SelfAttention
+from flowerbed.rose.layers.embedding import InputEmbedding
+from flowerbed.rose.layers.mlp import FeedForward
+from flowerbed.rose.layers.norm import LayerNorm
+from flowerbed.rose.weights import Weights
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+"""config.json's hidden_act -> name in `kernels.linear`."""
+SUPPORTED_SETTINGS: dict[str, tuple[object, ...]] = {
+    "position_embedding_type": ("absolute",),
+    "is_decoder": (False,),
+    "add_cross_attention": (False,),
+    "pruned_heads": ({},),
+}
+"""Values that can be honoured, beside null or none."""
+
+
+@dataclass(frozen=True, slots=True)
+class BertConfig:
+    """The part of config.json that a BERT is made from."""
+
+    vocab_rows: int
+    max_positions: int
+    type_rows: int
+    hidden: int
+    intermediate: int
+    num_layers: int
+    num_heads: int
+    activation: str
+    eps: float
+
+    @classmethod
+    def read(cls, config: JsonObject) -> Self:
+        """Checks the settings; ModelError names one that cannot be honoured."""
+        where = "config.json"
+        for name, supported in SUPPORTED_SETTINGS.items():
+            value = config.get(name)
+            if value is not None and value not in supported:
+                raise ModelError(
+                    f"{where}: {name}={str(value)[:80]!r} is not supported; supported: {supported[0]!r}"
+                )
+        activation = setting(where, config, "hidden_act", str, "gelu")
+        if activation not in ACTIVATIONS:
+            raise ModelError(
+                f"{where}: hidden_act={activation[:80]!r} is not supported; "
+                f"supported: {', '.join(ACTIVATIONS)}"
+            )
+        read = cls(
+            vocab_rows=positive(where, config, "vocab_size"),
+            max_positions=positive(where, config, "max_position_embeddings"),
+            type_rows=positive(where, config, "type_vocab_size"),
+            hidden=positive(where, config, "hidden_size"),
+            intermediate=positive(where, config, "intermediate_size"),
+            num_layers=positive(where, config, "num_hidden_layers"),
+            num_heads=positive(where, config, "num_attention_heads"),
+            activation=ACTIVATIONS[activation],
+            eps=setting(where, config, "layer_norm_eps", float, 1e-12),
+        )
+        if read.hidden % read.num_heads:
+            raise ModelError(
+                f"{where}: hidden_size={read.hidden} is no multiple of "
+                f"num_attention_heads={read.num_heads}"
+            )
+        return read
+
+
+class Bert:
+    """Token ids to hidden states."""
+
+    def __init__(self, config: JsonObject, weights: Weights) -> None:
+        """Loads the weights; ModelError if one is missing, unknown or has another shape."""
+        self.config = read = BertConfig.read(config)
+        self.vocab_rows = read.vocab_rows
+        dense_flops = 2 * (
+            4 * read.hidden**2 + 2 * read.hidden * read.intermediate
+        )  # a token and layer
+        self.attention_scale = dense_flops / (4 * read.hidden)
+        weights.rename(
+            prefix="bert.", ignored=("pooler.", "embeddings.position_ids"), ignored_heads=("cls.",)
+        )
+        rows = (read.vocab_rows, read.max_positions, read.type_rows)
+        self.embedding = InputEmbedding(weights, "embeddings", rows, read.hidden, read.eps)
+        self.layers = [
+            BertLayer(weights, f"encoder.layer.{layer}", read) for layer in range(read.num_layers)
+        ]
+
+    def __call__(self, ids: Tensor, context: ForwardContext) -> Tensor:
+        """ids: [num_tokens] int64; returns [num_tokens, hidden]."""
+        x = self.embedding(ids, context)
+        for layer in self.layers:
+            x = layer(x, context)
+        return x
+
+
+class BertLayer:
+    """Attention and feed-forward, each with a residual and a layer norm after it."""
+
+    def __init__(self, weights: Weights, name: str, config: BertConfig) -> None:
+        attention = f"{name}.attention"
+        self.attention = SelfAttention(
+            weights,
+            AttentionNames(
+                query=f"{attention}.self.query",
+                key=f"{attention}.self.key",
+                value=f"{attention}.self.value",
+                output=f"{attention}.output.dense",
+            ),
+            config.hidden,
+            config.num_heads,
+        )
+        self.attention_norm = LayerNorm(
+            weights, f"{attention}.output.LayerNorm", config.hidden, config.eps
+        )
+        self.feed_forward = FeedForward(
+            weights,
+            f"{name}.intermediate.dense",
+            f"{name}.output.dense",
+            (config.hidden, config.intermediate),
+            config.activation,
+        )
+        self.output_norm = LayerNorm(weights, f"{name}.output.LayerNorm", config.hidden, config.eps)
+
+    def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:
+        """x: [num_tokens, hidden]; returns the same shape."""
+        x = self.attention_norm(self.attention(x, context), residual=x)
+        return self.output_norm(self.feed_forward(x), residual=x)
