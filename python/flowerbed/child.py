@@ -6,7 +6,6 @@ or of when it should run.
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import threading
@@ -131,11 +130,6 @@ def describe_end(returncode: int) -> str:
         return f"killed by {signal.Signals(-returncode).name}"
     except ValueError:
         return f"killed by signal {-returncode}"
-
-
-def parent_pipe() -> tuple[int, int]:
-    """Read end for the children, write end for the supervisor; no child inherits the latter."""
-    return os.pipe()
 
 
 def _background(name: str, work: Callable[[], None]) -> threading.Thread:

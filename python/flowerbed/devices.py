@@ -48,7 +48,9 @@ def expand(word: str) -> tuple[str, ...]:
     indices = [int(index) for index in listed.split(",")] if listed else list(range(num_gpus))
     missing = [index for index in indices if index >= num_gpus]
     if missing:
-        raise DeviceError(f"--device {word} names GPU {missing[0]}: GPUs here are 0 to {num_gpus - 1}")
+        raise DeviceError(
+            f"--device {word} names GPU {missing[0]}: GPUs here are 0 to {num_gpus - 1}"
+        )
     return tuple(f"cuda:{index}" for index in indices)
 
 

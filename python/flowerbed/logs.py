@@ -16,10 +16,17 @@ from flowerbed.config import DEFAULT_LOG_LEVEL, LogFormat
 
 def setup(log_format: LogFormat, level: str = DEFAULT_LOG_LEVEL) -> None:
     """Sends this process's logs to stderr."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Stderr()
     handler.setFormatter(JsonLines() if log_format is LogFormat.JSON else TextLines())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("flowerbed").setLevel(level.upper())
+
+
+class _Stderr(logging.Handler):
+    """Looks stderr up at each line, so that a progress display can stand in for it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)  # noqa: T201 (this is the log)
 
 
 class TextLines(logging.Formatter):

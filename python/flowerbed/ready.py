@@ -1,8 +1,9 @@
-"""The one line on stdout that says where a process listens. Written and read here only.
+"""The lines on stdout that say how far a start is. Written and read here only.
 
 `flowerbed is ready at http://127.0.0.1:8000 (model all-MiniLM-L6-v2, device cpu)`
 
-Scripts wait for it, and so does the supervisor for its children's.
+Scripts wait for it, and so does the supervisor for its children's. A worker under a supervisor
+also says how much of the weights it has loaded.
 """
 
 from __future__ import annotations
@@ -10,7 +11,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_LINE = re.compile(r"flowerbed(?P<part> gateway| worker)? is ready at (?P<address>\S+) \((?P<facts>.*)\)")
+_LINE = re.compile(
+    r"flowerbed(?P<part> gateway| worker)? is ready at (?P<address>\S+) \((?P<facts>.*)\)"
+)
+
+_LOADED = re.compile(r"flowerbed worker has loaded (\d+) of (\d+) bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,23 @@ class Ready:
     def __str__(self) -> str:
         part = f" {self.part}" if self.part else ""
         return f"flowerbed{part} is ready at {self.address} ({self.facts})"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """How far a worker is with the weights."""
+
+    num_bytes: int
+    total_bytes: int
+
+    def __str__(self) -> str:
+        return f"flowerbed worker has loaded {self.num_bytes} of {self.total_bytes} bytes"
+
+
+def parse_loaded(line: str) -> Loaded | None:
+    """Reads a line of a worker's stdout; None if it is about something else."""
+    match = _LOADED.fullmatch(line.strip())
+    return Loaded(int(match[1]), int(match[2])) if match else None
 
 
 def parse(line: str) -> Ready | None:

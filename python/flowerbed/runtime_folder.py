@@ -10,7 +10,7 @@ import fcntl
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,11 +22,11 @@ _YOUNG_S = 60.0
 
 
 @contextmanager
-def runtime_folder() -> Iterator[Path]:
+def runtime_folder() -> Generator[Path]:
     """Makes the folder, and removes it at the end."""
     base = Path(tempfile.gettempdir())
     if len(str(base).encode()) > _MAX_BASE_BYTES:
-        base = Path("/tmp")  # noqa: S108: mkdtemp makes the name unguessable and the mode 0700
+        base = Path("/tmp")  # noqa: S108 (mkdtemp: no guessable name, mode 0700)
     _remove_left_behind(base)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
     try:

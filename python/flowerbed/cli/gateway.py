@@ -1,0 +1,53 @@
+"""`flowerbed gateway`: Ivy alone, in front of workers that run elsewhere."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flowerbed import config
+from flowerbed.cli import options, process
+from flowerbed.ready import Ready
+
+
+def gateway(
+    workers: Annotated[
+        list[str],
+        typer.Option(
+            "--worker",
+            envvar="FLOWERBED_WORKER",
+            callback=options.check_addresses,
+            metavar="ADDR",
+            help="host:port or unix:path of a worker; repeat it for each.",
+        ),
+    ],
+    model: options.Model = None,
+    revision: options.Revision = None,
+    host: options.Host = config.DEFAULT_HOST,
+    port: options.Port = config.DEFAULT_PORT,
+    request_timeout: options.RequestTimeout = config.REQUEST_TIMEOUT_S,
+    log_format: options.Log = config.LogFormat.TEXT,
+) -> None:
+    """Answer HTTP requests with the help of workers.
+
+    MODEL must be the one that the workers serve: the gateway tokenizes for them, and refuses a
+    worker whose tokenizer is not its own. FLOWERBED_WORKER_TOKEN holds the secret that they share.
+    """
+    process.begin(log_format)
+
+    def announce(address: str, model_id: str) -> None:
+        print(Ready("gateway", f"http://{address}", f"model {model_id}"), flush=True)
+
+    from flowerbed import gateway as bridge
+
+    code = bridge.run(
+        model,
+        revision=revision,
+        listen=f"{host}:{port}",
+        workers=tuple(workers),
+        token=options.worker_token(),
+        request_timeout_s=request_timeout,
+        on_ready=announce,
+    )
+    raise typer.Exit(code)

@@ -1,0 +1,118 @@
+"""Options that several commands share. Their defaults live in `flowerbed.config`.
+
+Each is also an environment variable; this is the one place that names them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from typing import Annotated
+
+import typer
+
+from flowerbed import devices
+from flowerbed.config import DType, LogFormat
+from flowerbed.errors import ConfigError
+
+TOKEN_VARIABLE = "FLOWERBED_WORKER_TOKEN"  # noqa: S105 (its name, no secret)
+
+
+def check_device(word: str) -> str:
+    """Refuses words that name no device."""
+    try:
+        return devices.check(word)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def check_address(address: str) -> str:
+    """Refuses what is neither `host:port` nor `unix:path`."""
+    scheme, _, path = address.partition(":")
+    host, _, port = address.rpartition(":")
+    is_unix = scheme == "unix" and path != ""
+    is_tcp = scheme != "unix" and host != "" and port.isdecimal() and int(port) < 65_536
+    if not (is_unix or is_tcp):
+        raise typer.BadParameter(f"{address!r} is no address: allowed are host:port and unix:path")
+    return address
+
+
+def check_addresses(addresses: list[str]) -> list[str]:
+    """Refuses a list with a wrong or a repeated address."""
+    for address in addresses:
+        check_address(address)
+        if addresses.count(address) > 1:
+            raise typer.BadParameter(f"the worker {address} is named twice")
+    return addresses
+
+
+def is_private(address: str) -> bool:
+    """Whether only this machine can reach the address."""
+    if address.startswith("unix:"):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def worker_token() -> str | None:
+    """The secret that gateway and workers share. By environment only: argv is public."""
+    return os.environ.get(TOKEN_VARIABLE) or None
+
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        envvar="FLOWERBED_MODEL",
+        help="Hub id or folder of the model.",
+        show_default="the packaged all-MiniLM-L6-v2",
+    ),
+]
+Revision = Annotated[
+    str | None,
+    typer.Option(envvar="FLOWERBED_REVISION", help="Branch, tag or commit on the hub."),
+]
+Host = Annotated[
+    str, typer.Option(envvar="FLOWERBED_HOST", help="Address that the HTTP server binds.")
+]
+Port = Annotated[
+    int,
+    typer.Option(envvar="FLOWERBED_PORT", min=0, max=65_535, help="HTTP port; 0 takes a free one."),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        envvar="FLOWERBED_DEVICE",
+        callback=check_device,
+        metavar="auto|cpu|cuda|cuda:0,1",
+        help="Where the model runs: one worker a device. auto is all GPUs, else the CPU.",
+    ),
+]
+Dtype = Annotated[
+    DType, typer.Option(envvar="FLOWERBED_DTYPE", help="Number format of the weights.")
+]
+MaxBatchTokens = Annotated[
+    int | None,
+    typer.Option(
+        envvar="FLOWERBED_MAX_BATCH_TOKENS",
+        min=1,
+        help="Budget of one step.",
+        show_default="the device's knee",
+    ),
+]
+RequestTimeout = Annotated[
+    float,
+    typer.Option(
+        envvar="FLOWERBED_REQUEST_TIMEOUT",
+        min=0.001,
+        metavar="SECONDS",
+        help="Longest time of a request, queueing included.",
+    ),
+]
+Log = Annotated[
+    LogFormat, typer.Option(envvar="FLOWERBED_LOG_FORMAT", help="Shape of log lines on stderr.")
+]

@@ -1,0 +1,89 @@
+"""`flowerbed serve`: the whole system on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import typer
+
+from flowerbed import config, logs
+from flowerbed.cli import options
+from flowerbed.cli.progress import Loading
+from flowerbed.ready import Ready
+
+
+def serve(
+    model: options.Model = None,
+    revision: options.Revision = None,
+    host: options.Host = config.DEFAULT_HOST,
+    port: options.Port = config.DEFAULT_PORT,
+    device: options.Device = config.DEFAULT_DEVICE,
+    dtype: options.Dtype = config.DType.AUTO,
+    max_batch_tokens: options.MaxBatchTokens = None,
+    request_timeout: options.RequestTimeout = config.REQUEST_TIMEOUT_S,
+    log_format: options.Log = config.LogFormat.TEXT,
+) -> None:
+    """Serve a model over HTTP: the gateway and one worker a device.
+
+    Prints one line with the address when it is ready. Ctrl-C or SIGTERM finishes open requests and
+    ends everything; a second one ends it at once.
+
+    Exit codes: 0 after a clean end, 1 if something could not start or had to be killed, 2 for a
+    wrong command line, 128 plus the signal's number after a second signal.
+    """
+    settings = config.ServeConfig(
+        model=model,
+        revision=revision,
+        host=host,
+        port=port,
+        device=device,
+        dtype=dtype,
+        max_batch_tokens=max_batch_tokens,
+        request_timeout_s=request_timeout,
+        log_format=log_format,
+    )
+    logs.setup(log_format)
+    raise typer.Exit(_run(settings))
+
+
+def _run(settings: config.ServeConfig) -> int:
+    from flowerbed import devices
+    from flowerbed.launch import plan
+    from flowerbed.runtime_folder import runtime_folder
+    from flowerbed.supervisor import Supervisor
+
+    worker_devices = devices.expand(settings.device)
+    settings, model_id = _checked(settings)
+
+    with runtime_folder() as folder, Loading(model_id, settings.log_format) as loading:
+        announcer = _Announcer(loading, worker_devices)
+        return Supervisor(plan(settings, worker_devices, folder), announcer, loading.relay).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Announcer:
+    """Shows the supervisor's progress, then prints the one line for stdout."""
+
+    loading: Loading
+    devices: tuple[str, ...]
+
+    def advance(self, num_bytes: int, total_bytes: int) -> None:
+        self.loading.advance(num_bytes, total_bytes)
+
+    def ready(self, gateway: Ready) -> None:
+        self.loading.finish()
+        facts = f"{gateway.facts}, device {', '.join(self.devices)}"
+        print(replace(gateway, part="", facts=facts), flush=True)
+
+
+def _checked(settings: config.ServeConfig) -> tuple[config.ServeConfig, str]:
+    """Fetches and reads the model's folder once, before every child does, and names the model."""
+    from flowerbed import hub
+    from flowerbed.folder import read_folder
+
+    resolved = hub.resolve(settings.model, revision=settings.revision)
+    model_id = read_folder(resolved).id
+    is_from_hub = settings.model is not None and resolved.revision != hub.LOCAL_REVISION
+    if is_from_hub:  # all children take the same commit, even if a branch moves meanwhile
+        settings = replace(settings, revision=resolved.revision)
+    return settings, model_id

@@ -1,0 +1,73 @@
+"""`flowerbed worker`: Tulip and ROSE alone, on one device."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flowerbed import config
+from flowerbed.cli import options, process
+from flowerbed.cli.progress import Loading, Reporting
+from flowerbed.ready import Ready
+
+
+def worker(
+    model: options.Model = None,
+    listen: Annotated[
+        str,
+        typer.Option(
+            envvar="FLOWERBED_LISTEN",
+            callback=options.check_address,
+            metavar="ADDR",
+            help="host:port or unix:path. Beyond this machine only with FLOWERBED_WORKER_TOKEN.",
+        ),
+    ] = config.DEFAULT_WORKER_LISTEN,
+    revision: options.Revision = None,
+    device: options.Device = config.DEFAULT_DEVICE,
+    dtype: options.Dtype = config.DType.AUTO,
+    max_batch_tokens: options.MaxBatchTokens = None,
+    request_timeout: options.RequestTimeout = config.REQUEST_TIMEOUT_S,
+    log_format: options.Log = config.LogFormat.TEXT,
+) -> None:
+    """Run a model for gateways that may be elsewhere.
+
+    The environment variable FLOWERBED_WORKER_TOKEN holds the secret that gateways must send.
+    """
+    token = options.worker_token()
+    if token is None and not options.is_private(listen):
+        raise typer.BadParameter(
+            f"{listen} can be reached from other machines and needs a secret: set "
+            f"{options.TOKEN_VARIABLE} here and for the gateway, or listen on 127.0.0.1",
+            param_hint="'--listen'",
+        )
+    if "," in device:
+        raise typer.BadParameter(
+            f"a worker runs on one device, not on {device}: start one worker a device, "
+            "or use `flowerbed serve`",
+            param_hint="'--device'",
+        )
+    is_supervised = process.begin(log_format)
+    name = model or "all-MiniLM-L6-v2"
+    display = Reporting() if is_supervised else Loading(name, log_format)
+    with display as loading:
+
+        def announce(address: str) -> None:
+            loading.finish()
+            print(Ready("worker", address, f"model {name}"), flush=True)
+
+        from flowerbed import worker as bridge
+
+        code = bridge.run(
+            model,
+            revision=revision,
+            device=device,
+            dtype=dtype,
+            listen=listen,
+            max_batch_tokens=max_batch_tokens,
+            request_timeout_s=request_timeout,
+            token=token,
+            on_ready=announce,
+            progress=loading.advance,
+        )
+    raise typer.Exit(code)

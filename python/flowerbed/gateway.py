@@ -1,0 +1,102 @@
+"""Runs Ivy: reads the model's text settings, starts the Rust gateway, waits for its end.
+
+The gateway needs the model's tokenizer and prompts, never its weights. Called by the command line.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import FrameType
+
+from flowerbed import hub
+from flowerbed.config import GatewayConfig, GatewayModel
+from flowerbed.errors import ConfigError, FlowerbedError
+from flowerbed.folder import read_folder
+
+DEFAULT_ALIAS = "default"
+"""A request that names no model, or this, means the one that is served."""
+
+
+def run(
+    model: str | None,
+    *,
+    revision: str | None,
+    listen: str,
+    workers: tuple[str, ...],
+    token: str | None,
+    request_timeout_s: float,
+    on_ready: Callable[[str, str], None],
+) -> int:
+    """Serves until SIGTERM or SIGINT, which let open requests finish; a second one ends at once.
+
+    Args:
+        model: Hub id or folder; None for the packaged default.
+        revision: Branch, tag or commit on the hub.
+        listen: `host:port`; port 0 takes a free one.
+        workers: Addresses, `host:port` or `unix:path`.
+        token: Secret that the workers want.
+        request_timeout_s: Longest time of a request.
+        on_ready: Takes the address with its real port and the model's id.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        FlowerbedError: The model or a setting cannot be honoured, or the address cannot be bound.
+    """
+    from flowerbed import _core
+
+    config = GatewayConfig(
+        model=gateway_model(model, revision),
+        workers=workers,
+        listen=listen,
+        worker_token=token,
+        request_timeout_s=request_timeout_s,
+    )
+    try:
+        gateway = _core.Gateway(config.to_core())
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    try:
+        address = gateway.start()
+    except OSError as error:
+        raise _bind_error(listen, error) from error
+    _end_on_signals(gateway.drain, gateway.stop)
+    on_ready(address, config.model.id)
+    gateway.wait()
+    return 0
+
+
+def gateway_model(model: str | None, revision: str | None) -> GatewayModel:
+    """What the gateway knows of a model. It answers to its id, the id's last part, and `default`."""
+    folder = read_folder(hub.resolve(model, revision=revision))
+    aliases = dict.fromkeys((folder.id.rpartition("/")[2], DEFAULT_ALIAS))
+    return GatewayModel(
+        id=folder.id,
+        aliases=tuple(alias for alias in aliases if alias != folder.id),
+        tokenizer_file=str(folder.tokenizer_file),
+        tokenizer_sha256=folder.tokenizer_sha256,
+        text=folder.text,
+        text_sha256=folder.text_sha256,
+    )
+
+
+def _end_on_signals(drain: Callable[[], None], stop: Callable[[], None]) -> None:
+    num_signals = 0
+
+    def end(_signum: int, _frame: FrameType | None) -> None:
+        nonlocal num_signals
+        num_signals += 1
+        (drain if num_signals == 1 else stop)()
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+
+
+def _bind_error(listen: str, error: OSError) -> FlowerbedError:
+    refused = FlowerbedError(f"cannot listen on {listen}: {error.strerror or error}")
+    refused.add_note(
+        "another process may hold the port: choose one with --port, or 0 for a free one"
+    )
+    return refused

@@ -1,0 +1,62 @@
+"""What `serve` starts: commands and environments of the gateway and of one worker a device.
+
+Knows the command line of its children, and nothing of how they are kept alive.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from flowerbed import devices
+from flowerbed.child import ChildSpec
+from flowerbed.config import ServeConfig
+from flowerbed.supervisor import Plan
+
+_DRAIN_MARGIN_S = 5.0
+
+
+def plan(config: ServeConfig, worker_devices: tuple[str, ...], folder: Path) -> Plan:
+    """One gateway and a worker for each device, joined by Unix sockets in `folder`."""
+    addresses = [f"unix:{folder / f'worker-{index}.sock'}" for index in range(len(worker_devices))]
+    num_cores = max(1, len(os.sched_getaffinity(0)) // len(worker_devices))
+
+    def gateway_at(port: int) -> ChildSpec:
+        joined = [part for address in addresses for part in ("--worker", address)]
+        options = ["--host", config.host, "--port", str(port), *joined]
+        return ChildSpec("gateway", _command("gateway", config, options), _environment("cpu", 1))
+
+    def worker(device: str, address: str) -> tuple[str, ...]:
+        kind = device.partition(":")[0]  # it sees one GPU only
+        options = ["--listen", address, "--device", kind, "--dtype", config.dtype.value]
+        if config.max_batch_tokens is not None:
+            options += ["--max-batch-tokens", str(config.max_batch_tokens)]
+        return _command("worker", config, options)
+
+    workers = tuple(
+        ChildSpec(f"worker-{index}", worker(device, address), _environment(device, num_cores))
+        for index, (device, address) in enumerate(zip(worker_devices, addresses, strict=True))
+    )
+    return Plan(gateway_at, config.port, workers, config.request_timeout_s + _DRAIN_MARGIN_S)
+
+
+def _command(part: str, config: ServeConfig, options: list[str]) -> tuple[str, ...]:
+    """Every option is written out, so that no FLOWERBED_* variable moves a child."""
+    command = [sys.executable, "-m", "flowerbed", part]
+    command += [*options, "--request-timeout", str(config.request_timeout_s)]
+    command += ["--log-format", config.log_format.value]
+    if config.revision is not None:
+        command += ["--revision", config.revision]
+    if config.model is not None:
+        command += ["--", config.model]
+    return tuple(command)
+
+
+def _environment(device: str, num_cores: int) -> dict[str, str]:
+    environment = dict(os.environ)
+    environment["CUDA_VISIBLE_DEVICES"] = devices.visible(device)
+    environment.setdefault("OMP_NUM_THREADS", str(num_cores))
+    environment.setdefault("OMP_WAIT_POLICY", "passive")  # idle threads leave the cores to Ivy
+    environment["TOKENIZERS_PARALLELISM"] = "false"  # Ivy has a pool of its own
+    return environment

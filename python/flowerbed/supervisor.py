@@ -1,0 +1,254 @@
+"""Keeps the gateway and its workers running, and ends them in order.
+
+Plain Python: no torch, no tokio, no fork without exec. One loop takes events (a child said
+something, a child ended, a signal came) and decides; `child.py` does the work with processes.
+`launch.py` says what to start. Knows nothing of models.
+
+Exit codes: 0 after a clean end; 1 if something could not start or had to be killed; 128 plus the
+signal's number if a second signal asked to end at once.
+"""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from flowerbed import ready
+from flowerbed.child import Child, ChildSpec, Ended, Event, Relay, Said, Signalled, describe_end
+from flowerbed.config import RestartPolicy
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.05
+_PROBE_TIMEOUT_S = 1.0
+_ABORT_TIMEOUT_S = 5.0
+"""For children of a start that failed: they have nothing to finish."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What runs: one gateway and its workers."""
+
+    gateway_at: Callable[[int], ChildSpec]  # by port
+    port: int  # 0: any free one; a gateway that is started again keeps the port it got
+    workers: tuple[ChildSpec, ...]
+    stop_timeout_s: float  # for the gateway to finish open requests, then for the workers
+
+
+class Watcher(Protocol):
+    """Whom the supervisor tells how far the start is."""
+
+    def advance(self, num_bytes: int, total_bytes: int) -> None:
+        """So much of the weights is loaded, all workers together."""
+
+    def ready(self, gateway: ready.Ready) -> None:
+        """Everything is ready; told once."""
+
+
+class Supervisor:
+    """Runs a plan until a signal ends it."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        watcher: Watcher,
+        relay: Relay | None = None,
+        policy: RestartPolicy | None = None,
+    ) -> None:
+        self._plan = plan
+        self._watcher = watcher
+        self._policy = policy or RestartPolicy()
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._gateway = Child(plan.gateway_at(plan.port), self._events, relay)
+        self._workers = [Child(spec, self._events, relay) for spec in plan.workers]
+        self._gateway_ready: ready.Ready | None = None
+        self._loaded: dict[str, ready.Loaded] = {}
+        self._is_announced = False
+        self._forced_by: int | None = None
+
+    def run(self) -> int:
+        """Starts everything, keeps it running, ends it; returns the exit code."""
+        parent_fd, held_fd = os.pipe()  # no child inherits held_fd; it closes with this process
+        try:
+            with _signals_to(self._events):
+                try:
+                    self._start([self._gateway, *self._workers], parent_fd)
+                    has_started = self._serve(parent_fd)
+                finally:
+                    is_clean = self._stop()
+        finally:
+            os.close(held_fd)
+            os.close(parent_fd)
+        if self._forced_by is not None:
+            return 128 + self._forced_by
+        return 0 if has_started and is_clean else 1
+
+    # === while serving ===
+
+    def _start(self, children: Iterable[Child], parent_fd: int) -> None:
+        for child in children:
+            child.start(parent_fd)
+
+    def _serve(self, parent_fd: int) -> bool:
+        """Returns True when asked to end, False if a child could not start at all."""
+        while True:
+            event = self._next_event()
+            match event:
+                case Signalled(signum):
+                    logger.info("%s: ending", signal.Signals(signum).name)
+                    return True
+                case Said(child, line):
+                    self._heard(child, line)
+                case Ended(child, returncode) if not child.was_ready:
+                    logger.error(
+                        "%s could not start (%s); ending", child.name, describe_end(returncode)
+                    )
+                    return False
+                case Ended(child, returncode):
+                    self._plan_restart(child, returncode)
+                case None:
+                    pass
+            due = [child for child in self._children if _is_due(child)]
+            self._start(due, parent_fd)
+            if not self._is_announced:
+                self._announce_if_ready()
+
+    @property
+    def _children(self) -> list[Child]:
+        return [self._gateway, *self._workers]
+
+    def _next_event(self) -> Event | None:
+        times = [child.restart_at for child in self._children if child.restart_at is not None]
+        if not self._is_announced:
+            times.append(time.monotonic() + _POLL_S)
+        timeout_s = max(0.0, min(times) - time.monotonic()) if times else None
+        try:
+            return self._events.get(timeout=timeout_s)
+        except Empty:
+            return None
+
+    def _heard(self, child: Child, line: str) -> None:
+        loaded = ready.parse_loaded(line)
+        if loaded is not None:
+            if not self._is_announced:
+                self._show_progress(child, loaded)
+            return
+        message = ready.parse(line)
+        if message is None:
+            logger.info("%s: %s", child.name, line)
+            return
+        if child.was_ready:
+            logger.info("%s is back", child.name)
+        child.was_ready = True
+        if child is self._gateway:
+            self._gateway_ready = message
+            port = urlsplit(message.address).port or self._plan.port
+            child.spec = self._plan.gateway_at(port)
+
+    def _show_progress(self, child: Child, loaded: ready.Loaded) -> None:
+        self._loaded[child.name] = loaded
+        num_bytes = sum(each.num_bytes for each in self._loaded.values())
+        total_bytes = loaded.total_bytes * len(self._workers)  # all load the same model
+        self._watcher.advance(num_bytes, total_bytes)
+
+    def _plan_restart(self, child: Child, returncode: int) -> None:
+        lived_s = time.monotonic() - child.started_at
+        if lived_s >= self._policy.healthy_after_s:
+            child.num_ends_in_a_row = 0
+        delay_s = restart_delay_s(self._policy, child.num_ends_in_a_row)
+        child.num_ends_in_a_row += 1
+        child.restart_at = time.monotonic() + delay_s
+        logger.warning(
+            "%s ended after %.1f s (%s): starting it again in %.1f s",
+            child.name,
+            lived_s,
+            describe_end(returncode),
+            delay_s,
+        )
+
+    def _announce_if_ready(self) -> None:
+        message = self._gateway_ready
+        if message is None or not all(child.was_ready for child in self._children):
+            return
+        if _answers_ready(message.address):
+            self._is_announced = True
+            self._watcher.ready(message)
+
+    # === the end ===
+
+    def _stop(self) -> bool:
+        """Ends the gateway, which drains, then the workers. Returns False if one had to be killed."""
+        timeout_s = self._plan.stop_timeout_s if self._is_announced else _ABORT_TIMEOUT_S
+        is_gateway_clean = self._stop_children([self._gateway], timeout_s)
+        are_workers_clean = self._stop_children(self._workers, timeout_s)
+        return is_gateway_clean and are_workers_clean
+
+    def _stop_children(self, children: list[Child], timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        is_clean = True
+        for child in children:
+            child.send(signal.SIGTERM)
+        while any(child.pid for child in children):
+            if self._forced_by is not None or time.monotonic() >= deadline:
+                for child in children:
+                    if child.pid:
+                        logger.warning("%s has not ended: killing it", child.name)
+                        child.send(signal.SIGKILL)
+                is_clean, deadline = False, float("inf")
+            try:
+                event = self._events.get(timeout=_POLL_S)
+            except Empty:
+                continue
+            if isinstance(event, Signalled):
+                self._forced_by = event.signum
+        return is_clean
+
+
+def restart_delay_s(policy: RestartPolicy, num_ends_in_a_row: int) -> float:
+    """`first_delay_s`, doubled with every end in a row, up to `max_delay_s`."""
+    doubled = policy.first_delay_s * 2.0 ** min(num_ends_in_a_row, 32)
+    return min(doubled, policy.max_delay_s)
+
+
+def _is_due(child: Child) -> bool:
+    return child.restart_at is not None and time.monotonic() >= child.restart_at
+
+
+def _answers_ready(address: str) -> bool:
+    url = urlsplit(address)
+    wildcard = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (the user's choice)
+    host = wildcard.get(url.hostname or "", url.hostname or "")
+    connection = http.client.HTTPConnection(host, url.port, timeout=_PROBE_TIMEOUT_S)
+    try:
+        connection.request("GET", "/ready")
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+@contextmanager
+def _signals_to(events: SimpleQueue[Event]) -> Generator[None]:
+    """Turns signals into events; `SimpleQueue.put` may be called inside a handler."""
+
+    def put(signum: int, _frame: FrameType | None) -> None:
+        events.put(Signalled(signum))
+
+    previous = {signum: signal.signal(signum, put) for signum in _SIGNALS}
+    try:
+        yield
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
