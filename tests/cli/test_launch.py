@@ -1,0 +1,123 @@
+"""What `serve` starts, and with which environment."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from flowerbed import devices, launch, ready
+from flowerbed.config import DType, ServeConfig
+from flowerbed.errors import ConfigError, DeviceError
+from flowerbed.runtime_folder import runtime_folder
+
+FOLDER = Path("/run/fb")
+
+
+@pytest.fixture(autouse=True)
+def _no_inherited_settings(monkeypatch):
+    for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def pairs(command: tuple[str, ...]) -> dict[str, str]:
+    return dict(itertools.pairwise(command))
+
+
+def test_gateway_and_worker_meet_at_a_unix_socket():
+    plan = launch.plan(ServeConfig(model="-odd-name", revision="r", port=0), ("cpu",), FOLDER)
+    gateway, [worker] = plan.gateway_at(4321).command, plan.workers
+    assert pairs(gateway)["--worker"] == pairs(worker.command)["--listen"]
+    assert pairs(gateway)["--port"] == "4321"
+    assert gateway[-2:] == worker.command[-2:] == ("--", "-odd-name")
+    assert pairs(worker.command)["--revision"] == "r"
+
+
+def test_every_setting_reaches_the_worker():
+    settings = ServeConfig(dtype=DType.FLOAT16, max_batch_tokens=77, request_timeout_s=3.0)
+    options = pairs(launch.plan(settings, ("cpu",), FOLDER).workers[0].command)
+    assert options["--dtype"] == "float16"
+    assert options["--max-batch-tokens"] == "77"
+    assert options["--request-timeout"] == "3.0"
+    assert options["--device"] == "cpu"
+
+
+def test_each_worker_sees_its_own_gpu_only(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, 7")
+    plan = launch.plan(ServeConfig(), ("cuda:0", "cuda:1"), FOLDER)
+    seen = [worker.environment["CUDA_VISIBLE_DEVICES"] for worker in plan.workers]
+    assert seen == ["5", "7"]
+    assert all(pairs(worker.command)["--device"] == "cuda" for worker in plan.workers)
+    assert plan.gateway_at(0).environment["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_idle_threads_of_a_worker_leave_the_cores_alone():
+    environment = launch.plan(ServeConfig(), ("cpu",), FOLDER).workers[0].environment
+    assert environment["OMP_WAIT_POLICY"] == "passive"
+    assert int(environment["OMP_NUM_THREADS"]) >= 1
+    assert environment["TOKENIZERS_PARALLELISM"] == "false"
+
+
+def test_secrets_never_stand_in_a_command(monkeypatch):
+    monkeypatch.setenv("FLOWERBED_WORKER_TOKEN", "s3cret")
+    plan = launch.plan(ServeConfig(), ("cpu",), FOLDER)
+    for spec in (plan.gateway_at(0), *plan.workers):
+        assert not any("s3cret" in part for part in spec.command)
+        assert spec.environment["FLOWERBED_WORKER_TOKEN"] == "s3cret"
+
+
+@pytest.mark.parametrize(
+    ("word", "num_gpus", "expected"),
+    [
+        ("auto", 0, ("cpu",)),
+        ("auto", 2, ("cuda:0", "cuda:1")),
+        ("cpu", 2, ("cpu",)),
+        ("cuda", 1, ("cuda:0",)),
+        ("cuda:1", 2, ("cuda:1",)),
+        ("cuda:1,0", 2, ("cuda:1", "cuda:0")),
+    ],
+)
+def test_device_words(monkeypatch, word, num_gpus, expected):
+    monkeypatch.setattr(devices, "count_gpus", lambda: num_gpus)
+    assert devices.expand(word) == expected
+
+
+@pytest.mark.parametrize("word", ["gpu", "", "cuda:", "cuda:x", "cuda:0,", "CUDA", "cuda:0,0"])
+def test_wrong_device_words_are_refused(word):
+    with pytest.raises(ConfigError):
+        devices.expand(word)
+
+
+@pytest.mark.parametrize(("word", "num_gpus"), [("cuda", 0), ("cuda:2", 2), ("cuda:0", 0)])
+def test_missing_devices_are_refused(monkeypatch, word, num_gpus):
+    monkeypatch.setattr(devices, "count_gpus", lambda: num_gpus)
+    with pytest.raises(DeviceError):
+        devices.expand(word)
+
+
+def test_the_runtime_folder_is_private_short_and_gone_at_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / ("long" * 30)))
+    with runtime_folder() as folder:
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert len(str(folder / "worker-10.sock")) < 100
+        (folder / "worker-0.sock").touch()
+    assert not folder.exists()
+
+
+def test_what_a_killed_owner_left_is_removed_and_what_is_in_use_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.gettempdir", lambda: "/tmp")
+    monkeypatch.setattr("flowerbed.runtime_folder._PREFIX", f"flowerbed-test-{tmp_path.name}-")
+    monkeypatch.setattr("flowerbed.runtime_folder._YOUNG_S", -1.0)
+    with runtime_folder() as in_use:
+        left_behind = in_use.with_name(in_use.name + "x")
+        left_behind.mkdir()
+        (left_behind / "owner.lock").touch()
+        with runtime_folder():
+            assert in_use.exists()
+            assert not left_behind.exists()
+
+
+def test_the_ready_line_is_read_as_it_is_written():
+    for part in ("", "gateway", "worker"):
+        message = ready.Ready(part, "http://127.0.0.1:8000", "model a/b, device cpu")
+        assert ready.parse(f"{message}\n") == message
+    assert ready.parse("something else") is None
