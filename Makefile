@@ -92,5 +92,5 @@ $(STAMPS)/deps: pyproject.toml constraints.txt Makefile | $(BIN)/python
 	@touch $@
 
 $(STAMPS)/core: $(STAMPS)/deps $(CORE_SOURCES)
-	$(BIN)/maturin develop --release --locked --skip-install --quiet
+	VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(BIN)/maturin develop --release --locked --skip-install --quiet
 	@touch $@

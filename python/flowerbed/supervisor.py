@@ -30,6 +30,8 @@ from flowerbed.config import RestartPolicy
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.05
+_IDLE_S = 0.5
+"""A signal that comes just before a wait begins is handled only after the wait, so none is long."""
 _PROBE_TIMEOUT_S = 1.0
 _ABORT_TIMEOUT_S = 5.0
 """For children of a start that failed: they have nothing to finish."""
@@ -129,10 +131,9 @@ class Supervisor:
         return [self._gateway, *self._workers]
 
     def _next_event(self) -> Event | None:
-        times = [child.restart_at for child in self._children if child.restart_at is not None]
-        if not self._is_announced:
-            times.append(time.monotonic() + _POLL_S)
-        timeout_s = max(0.0, min(times) - time.monotonic()) if times else None
+        wake_at = time.monotonic() + (_IDLE_S if self._is_announced else _POLL_S)
+        restarts = [child.restart_at for child in self._children if child.restart_at is not None]
+        timeout_s = max(0.0, min([wake_at, *restarts]) - time.monotonic())
         try:
             return self._events.get(timeout=timeout_s)
         except Empty:

@@ -46,9 +46,7 @@ print(Ready("worker", "unix:/nowhere", "model fake"), flush=True)
 
 WORKER_THAT_STAYS = WORKER + "while True: time.sleep(0.05)\n"
 WORKER_THAT_DIES_AGAIN = WORKER + "time.sleep(0.05); os.kill(os.getpid(), signal.SIGKILL)\n"
-WORKER_THAT_IGNORES_SIGNALS = (
-    WORKER + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: time.sleep(0.05)\n"
-)
+WORKER_THAT_IGNORES_SIGNALS = WORKER_THAT_STAYS.replace("end)", "signal.SIG_IGN)")
 WORKER_THAT_CANNOT_START = """
 import sys
 print("error: no such model", file=sys.stderr)

@@ -199,6 +199,13 @@ def test_gateway_takes_many_workers(run, monkeypatch):
     assert calls[0]["listen"] == "127.0.0.1:0"
 
 
+@pytest.mark.parametrize(("host", "listen"), [("::1", "[::1]:80"), ("[::]", "[::]:80")])
+def test_an_ipv6_host_is_put_in_brackets(run, monkeypatch, host, listen):
+    calls = fake_bridge(monkeypatch, "gateway")
+    run("gateway", "--worker", "unix:/a", "--host", host, "--port", "80")
+    assert calls[0]["listen"] == listen
+
+
 def test_our_errors_are_one_line_and_a_hint_without_a_traceback(run, monkeypatch):
     error = FlowerbedError("the tokenizer is missing")
     error.add_note("add tokenizer.json to the folder")

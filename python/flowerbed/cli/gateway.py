@@ -44,7 +44,7 @@ def gateway(
     code = bridge.run(
         model,
         revision=revision,
-        listen=f"{host}:{port}",
+        listen=options.host_and_port(host, port),
         workers=tuple(workers),
         token=options.worker_token(),
         request_timeout_s=request_timeout,

@@ -59,6 +59,11 @@ def is_private(address: str) -> bool:
         return False
 
 
+def host_and_port(host: str, port: int) -> str:
+    """`host:port`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
 def worker_token() -> str | None:
     """The secret that gateway and workers share. By environment only: argv is public."""
     return os.environ.get(TOKEN_VARIABLE) or None
