@@ -1,0 +1,87 @@
+"""The gateway's Python side, with a stand-in for the Rust core."""
+
+import signal
+import sys
+from types import ModuleType
+
+import pytest
+
+import flowerbed
+from flowerbed import gateway
+from flowerbed.errors import FlowerbedError
+
+
+class FakeGateway:
+    """Keeps what it was told; `start` raises what `bind_error` holds."""
+
+    bind_error: OSError | None = None
+    configs: list[str]
+    calls: list[str]
+
+    def __init__(self, config: str) -> None:
+        type(self).configs = [config]
+        type(self).calls = []
+
+    def start(self) -> str:
+        if self.bind_error:
+            raise self.bind_error
+        return "127.0.0.1:4321"
+
+    def wait(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+
+    def drain(self) -> None:
+        self.calls.append("drain")
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+
+@pytest.fixture
+def core(monkeypatch):
+    module = ModuleType("flowerbed._core")
+    module.Gateway = type("Gateway", (FakeGateway,), {})
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(flowerbed, "_core", module, raising=False)
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    yield module.Gateway
+    for each, handler in handlers.items():
+        signal.signal(each, handler)
+
+
+def run(on_ready=lambda address, model: None) -> int:
+    return gateway.run(
+        None,
+        revision=None,
+        listen="127.0.0.1:0",
+        workers=("unix:/w",),
+        token=None,
+        request_timeout_s=1.0,
+        on_ready=on_ready,
+    )
+
+
+def test_the_first_signal_drains_and_the_second_stops(core):
+    assert run() == 0
+    assert core.calls == ["drain", "stop"]
+
+
+def test_the_address_and_the_model_are_told(core):
+    told = []
+    run(lambda address, model: told.append((address, model)))
+    assert told == [("127.0.0.1:4321", "sentence-transformers/all-MiniLM-L6-v2")]
+
+
+def test_a_taken_port_is_an_error_that_says_what_to_do(core):
+    core.bind_error = OSError(98, "Address already in use")
+    with pytest.raises(FlowerbedError, match="127.0.0.1:0: Address already in use") as caught:
+        run()
+    assert "--port" in caught.value.__notes__[0]
+
+
+def test_a_model_answers_to_its_last_part_and_to_default():
+    model = gateway.gateway_model(None, None)
+    assert model.aliases == ("all-MiniLM-L6-v2", "default")
+    assert model.text.max_length == 256
+    assert len(model.tokenizer_sha256) == 64

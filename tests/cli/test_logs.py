@@ -1,0 +1,51 @@
+"""Log lines: one shape for people, one for machines, both on stderr."""
+
+import json
+import logging
+import re
+
+import pytest
+
+from flowerbed import logs
+from flowerbed.config import LogFormat
+
+logger = logging.getLogger("flowerbed.test")
+TIMESTAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
+
+
+@pytest.fixture(autouse=True)
+def _restore_logging():
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.getLogger("flowerbed").setLevel(logging.NOTSET)
+
+
+def test_text_lines(capsys):
+    logs.setup(LogFormat.TEXT)
+    logger.info("served %s", "a model")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.fullmatch(f"{TIMESTAMP}  INFO flowerbed.test: served a model\n", captured.err)
+
+
+def test_json_lines_hold_one_object_each_even_with_a_traceback(capsys):
+    logs.setup(LogFormat.JSON)
+    try:
+        _ = 1 // 0
+    except ZeroDivisionError:
+        logger.exception("a step failed")
+    [line] = capsys.readouterr().err.splitlines()
+    fields = json.loads(line)
+    assert (fields["level"], fields["target"]) == ("ERROR", "flowerbed.test")
+    assert fields["message"] == "a step failed"
+    assert "ZeroDivisionError" in fields["exception"]
+
+
+def test_other_libraries_speak_only_when_something_is_wrong(capsys):
+    logs.setup(LogFormat.TEXT)
+    logging.getLogger("some.library").info("chatter")
+    logger.debug("detail")
+    assert capsys.readouterr().err == ""
