@@ -19,7 +19,10 @@ DEFAULT_WORKER_LISTEN = "127.0.0.1:50051"
 REQUEST_TIMEOUT_S = 60.0
 CPU_BATCH_TOKENS = 512
 """Knee of a two-core CPU: larger steps are hardly more efficient and make what is behind them wait."""
+CPU_SATURATION_BATCH_TOKENS = 2_048
+"""Step of bulk work while nobody waits for queries."""
 MAX_BATCH_SEQUENCES = 64
+STEP_TIMEOUT_S = 30.0
 
 
 class DType(StrEnum):
@@ -80,10 +83,12 @@ class WorkerConfig:
     listen: str = DEFAULT_WORKER_LISTEN  # host:port or unix:path
     token: str | None = None  # shared secret; needed for a TCP bind that is not loopback
     max_batch_tokens: int = CPU_BATCH_TOKENS
+    saturation_batch_tokens: int = CPU_SATURATION_BATCH_TOKENS  # bulk alone, no query lately
     max_batch_sequences: int = MAX_BATCH_SEQUENCES
     streams: tuple[str, ...] = ("normal",)  # GPUs also have "online"
     steps_in_flight: int = 1  # a stream; GPUs have 2
     request_timeout_s: float = REQUEST_TIMEOUT_S  # for callers that set no deadline
+    step_timeout_s: float = STEP_TIMEOUT_S  # a longer step hangs: the worker ends, to be restarted
     cost_per_second: float = 0.0  # measured at warm-up; sizes the queue until steps have run
 
     def to_core(self) -> str:

@@ -30,7 +30,7 @@ impl PyInferenceServer {
     }
 
     fn start(&self, py: Python<'_>) -> PyResult<String> {
-        let tulip = py.detach(|| Tulip::start(self.config.clone()))?;
+        let tulip = py.detach(|| Tulip::start(self.config.clone(), kill_this_process))?;
         let address = tulip.address().to_owned();
         self.tulip
             .set(tulip)
@@ -98,6 +98,11 @@ impl PyInferenceServer {
             .get()
             .ok_or_else(|| PyRuntimeError::new_err("call start() first"))
     }
+}
+
+/// What hangs holds threads that no exit would end, and may hold the interpreter.
+fn kill_this_process() {
+    let _ = nix::sys::signal::kill(nix::unistd::Pid::this(), nix::sys::signal::Signal::SIGKILL);
 }
 
 fn known(batch_id: u64, is_known: bool) -> PyResult<()> {

@@ -17,6 +17,8 @@ pub struct WorkerConfig {
     pub token: Option<String>,
     /// Budget of one step, in cost.
     pub max_batch_tokens: u64,
+    /// Budget of a step of bulk work while nobody waits for queries, in cost.
+    pub saturation_batch_tokens: u64,
     /// Slot limit of one step.
     pub max_batch_sequences: usize,
     /// Streams of the device.
@@ -25,6 +27,8 @@ pub struct WorkerConfig {
     pub steps_in_flight: usize,
     /// Deadline of callers that set none, seconds.
     pub request_timeout_s: f64,
+    /// A step that takes longer hangs, and only a new process helps, seconds.
+    pub step_timeout_s: f64,
     /// Rate measured at warm-up; sizes the queue until steps have run.
     pub cost_per_second: f64,
 }

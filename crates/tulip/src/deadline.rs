@@ -2,23 +2,28 @@
 
 use std::time::Duration;
 
+use axum::extract::Request;
 use tokio::time::Instant;
-use tonic::metadata::MetadataMap;
 
-/// tonic's transport races the handler with a timer of its own and answers CANCELLED when that one
-/// fires first; ending this much earlier makes the answer DEADLINE_EXCEEDED.
-const HEAD_START: Duration = Duration::from_millis(5);
+const HEADER: &str = "grpc-timeout";
+/// A timeout of centuries means no hurry.
+const LONGEST: Duration = Duration::from_secs(24 * 3_600);
 
-/// When a call that came in now must be answered. Without a header, `default` from now.
-pub(crate) fn of_call(metadata: &MetadataMap, default: Duration) -> Instant {
-    let now = Instant::now();
-    let timeout = metadata
-        .get("grpc-timeout")
-        .and_then(|value| value.to_str().ok())
-        .and_then(parse)
-        .map_or(default, |timeout| timeout - HEAD_START.min(timeout / 8));
-    // A timeout of centuries means no hurry.
-    now + timeout.min(Duration::from_secs(24 * 3_600))
+/// When a call must be answered; an extension of its request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline(pub(crate) Instant);
+
+/// Sets the deadline of a call whose head came in now. Without a header, `default` from now.
+pub(crate) fn set(mut request: Request, default: Duration) -> Request {
+    let header = request
+        .headers()
+        .get(HEADER)
+        .and_then(|value| value.to_str().ok());
+    let timeout = header.and_then(parse).unwrap_or(default).min(LONGEST);
+    request
+        .extensions_mut()
+        .insert(Deadline(Instant::now() + timeout));
+    request
 }
 
 /// Parses "TimeoutValue TimeoutUnit" of the gRPC protocol: at most eight digits and one letter.

@@ -16,6 +16,7 @@ use crate::batch::Batch;
 use crate::chunk::Chunk;
 use crate::config::WorkerConfig;
 use crate::job::{JobState, Reply, StepTimes};
+use crate::metrics::{Metrics, Shed};
 use crate::scheduler::{Job, JobId, Plan, Scheduler, StepLimits, Stream};
 use crate::state::State;
 use crate::waiter::Completed;
@@ -41,6 +42,8 @@ pub(crate) enum Command {
         reason: String,
         is_device_fault: bool,
     },
+    /// A step hangs: nobody who waits here will be served.
+    Hung,
     /// Take no more work, finish what is queued.
     Drain,
 }
@@ -60,22 +63,30 @@ pub(crate) struct Submission {
 pub(crate) struct Dispatcher {
     config: Arc<WorkerConfig>,
     state: Arc<State>,
+    metrics: Arc<Metrics>,
     cost: CostModel,
     scheduler: Scheduler,
     jobs: HashMap<JobId, JobState>,
-    in_flight: HashMap<u64, Batch>,
+    in_flight: HashMap<u64, InFlight>,
     free_slots: HashMap<Stream, usize>,
     last_finished: HashMap<Stream, Instant>,
     puller: Option<SyncSender<Batch>>,
     next_id: u64,
 }
 
+#[derive(Debug)]
+struct InFlight {
+    batch: Batch,
+    handed_out: Instant,
+}
+
 // === impl Dispatcher ===
 
 impl Dispatcher {
-    pub(crate) fn new(config: Arc<WorkerConfig>, state: Arc<State>) -> Self {
+    pub(crate) fn new(config: Arc<WorkerConfig>, state: Arc<State>, metrics: Arc<Metrics>) -> Self {
         let limits = StepLimits {
             budget: config.max_batch_tokens,
+            saturation_budget: config.saturation_batch_tokens.max(config.max_batch_tokens),
             slots: config.max_batch_sequences,
         };
         Self {
@@ -93,6 +104,7 @@ impl Dispatcher {
             next_id: 0,
             config,
             state,
+            metrics,
         }
     }
 
@@ -109,6 +121,13 @@ impl Dispatcher {
                 self.apply(command);
             }
             self.dispatch();
+            self.metrics.queued_cost(self.scheduler.queued_cost());
+            let oldest = self
+                .in_flight
+                .values()
+                .map(|flight| flight.handed_out)
+                .min();
+            self.state.set_oldest_launch(oldest);
         }
     }
 
@@ -124,6 +143,7 @@ impl Dispatcher {
             } => {
                 self.fail(batch_id, &reason, is_device_fault);
             }
+            Command::Hung => self.device_fault("a step takes longer than its limit"),
             Command::Drain => self.state.set_draining(),
         }
     }
@@ -141,6 +161,12 @@ impl Dispatcher {
             .map(|s| self.cost.cost(u64::from(s.len)))
             .collect();
         if !is_probe && let Err(error) = self.admit(costs.iter().sum()) {
+            let is_full = error.kind == ErrorKind::Overloaded;
+            self.metrics.shed(if is_full {
+                Shed::Overloaded
+            } else {
+                Shed::Unavailable
+            });
             let _ = reply.send(Err(error));
             return;
         }
@@ -231,7 +257,14 @@ impl Dispatcher {
         if let Some(slots) = self.free_slots.get_mut(&batch.plan.stream) {
             *slots -= 1;
         }
-        self.in_flight.insert(batch.id, batch.clone());
+        let handed_out = Instant::now();
+        self.in_flight.insert(
+            batch.id,
+            InFlight {
+                batch: batch.clone(),
+                handed_out,
+            },
+        );
         if puller.send(batch).is_err() {
             tracing::error!("the thread that pulls batches is gone");
         }
@@ -271,12 +304,18 @@ impl Dispatcher {
         self.last_finished.insert(stream, completed.finished);
         self.state
             .count_step(batch.plan.cost, times.ran_for, completed.finished);
+        self.metrics
+            .step(&times.mode, times.ran_for, times.copied_in);
+        self.metrics
+            .step_tokens(batch.ids.len(), times.padding_tokens);
         self.store_rows(&batch, &rows);
         for pick in &batch.plan.picks {
-            let is_last = self
-                .jobs
-                .get_mut(&pick.job)
-                .is_some_and(|job| job.count_step(pick.count, &times));
+            let Some(job) = self.jobs.get_mut(&pick.job) else {
+                continue;
+            };
+            self.metrics
+                .queued_for(job.chunk.lane, job.waited(times.started));
+            let is_last = job.count_step(pick.count, &times);
             if is_last && let Some(job) = self.jobs.remove(&pick.job) {
                 job.answer(self.load());
             }
@@ -295,6 +334,7 @@ impl Dispatcher {
             if let Err(error) = job.store(run, bytes, states)
                 && let Some(job) = self.jobs.remove(&id)
             {
+                self.metrics.shed(Shed::EngineFailed);
                 job.fail(error);
             }
         }
@@ -321,6 +361,7 @@ impl Dispatcher {
             if let Some(job) = self.jobs.remove(&pick.job) {
                 let index = u32::try_from(pick.first).unwrap_or(u32::MAX);
                 let message = "the model failed on this input; the server's log says why";
+                self.metrics.shed(Shed::EngineFailed);
                 job.fail(Error::new(ErrorKind::EngineFailed, message).at_index(index));
             }
         }
@@ -328,15 +369,20 @@ impl Dispatcher {
 
     /// Only a restart mends this: nobody who waits here will be served.
     fn device_fault(&mut self, reason: &str) {
-        tracing::error!(reason, "the device failed; this worker must restart");
+        tracing::error!(
+            reason,
+            jobs = self.jobs.len(),
+            "the device failed; this worker must restart"
+        );
         self.state.set_faulted();
         for (_, job) in self.jobs.drain() {
+            self.metrics.shed(Shed::Unavailable);
             job.fail(unavailable("the device failed; this worker restarts"));
         }
     }
 
     fn land(&mut self, batch_id: u64) -> Option<Batch> {
-        let batch = self.in_flight.remove(&batch_id)?;
+        let batch = self.in_flight.remove(&batch_id)?.batch;
         if let Some(slots) = self.free_slots.get_mut(&batch.plan.stream) {
             *slots += 1;
         }
@@ -348,6 +394,12 @@ impl Dispatcher {
         let is_wanted = |id| jobs.get(&id).is_some_and(JobState::is_wanted);
         for id in self.scheduler.drop_dead(Instant::now(), is_wanted) {
             if let Some(job) = self.jobs.remove(&id) {
+                let was_wanted = job.is_wanted();
+                self.metrics.shed(if was_wanted {
+                    Shed::DeadlineExceeded
+                } else {
+                    Shed::Cancelled
+                });
                 let message = "the deadline passed while the request was queued";
                 job.fail(Error::new(ErrorKind::DeadlineExceeded, message));
             }

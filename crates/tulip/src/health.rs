@@ -1,7 +1,8 @@
 //! Readiness that touches the device: serving only while real steps give right rows.
 //!
 //! When no step has run for a while, a one-token probe goes to the head of the online lane. Its row
-//! is compared with the one taken at the start.
+//! is compared with the one taken at the start. A step that takes too long means that the device or
+//! the thread that drives it hangs: health turns red, who waits is told, and the process is given up.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use tonic_health::server::HealthReporter;
 use crate::chunk::Chunk;
 use crate::config::WorkerConfig;
 use crate::dispatcher::{Command, CommandSender, Submission};
+use crate::metrics::Metrics;
 use crate::state::{Phase, State};
 
 /// Name under which health is served; the empty name means the whole server.
@@ -25,6 +27,10 @@ const FRESH: Duration = Duration::from_secs(10);
 const PROBE_AFTER: Duration = Duration::from_secs(5);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
 const POLL: Duration = Duration::from_millis(250);
+/// Time for the answers to leave before a hung process is given up.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+/// Span over which the device's share of busy time is taken.
+const BUSY_SPAN: Duration = Duration::from_secs(5);
 /// A probe's row may differ by its bucket, not by more.
 const MIN_COSINE: f64 = 0.999;
 
@@ -34,14 +40,21 @@ pub(crate) struct Health {
     pub(crate) config: Arc<WorkerConfig>,
     pub(crate) state: Arc<State>,
     pub(crate) commands: CommandSender,
+    pub(crate) metrics: Arc<Metrics>,
     pub(crate) reporter: HealthReporter,
+    /// Ends the process; what hangs cannot be stopped from within.
+    pub(crate) give_up: fn(),
 }
 
 // === impl Health ===
 
 impl Health {
-    /// Publishes readiness until the worker drains or its device fails.
+    /// Publishes readiness until the worker drains or its device fails, and watches the steps.
     pub(crate) async fn run(self) {
+        tokio::join!(self.publish_readiness(), self.watch_steps());
+    }
+
+    async fn publish_readiness(&self) {
         let mut phase = self.state.watch_phase();
         let mut golden: Option<Vec<f32>> = None;
         let mut published = None;
@@ -77,6 +90,33 @@ impl Health {
             }
         }
         self.publish(false).await;
+    }
+
+    /// Gives the process up when a step takes longer than its limit, even while draining.
+    async fn watch_steps(&self) {
+        let limit = Duration::from_secs_f64(self.config.step_timeout_s);
+        let mut span = (Instant::now(), Duration::ZERO);
+        loop {
+            tokio::time::sleep(POLL).await;
+            if span.0.elapsed() >= BUSY_SPAN {
+                let busy = self.state.busy();
+                let ratio = (busy - span.1).as_secs_f64() / span.0.elapsed().as_secs_f64();
+                self.metrics.device_busy(ratio.min(1.0));
+                self.metrics.run_upkeep();
+                span = (Instant::now(), busy);
+            }
+            if self.state.oldest_step().is_some_and(|age| age > limit) {
+                tracing::error!(
+                    ?limit,
+                    "a step takes longer than its limit; giving the process up"
+                );
+                self.publish(false).await;
+                let _ = self.commands.send(Command::Hung).await;
+                tokio::time::sleep(LAST_WORDS).await;
+                (self.give_up)();
+                return;
+            }
+        }
     }
 
     async fn publish(&self, is_serving: bool) {

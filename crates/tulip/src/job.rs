@@ -58,6 +58,11 @@ impl JobState {
         !self.reply.is_closed()
     }
 
+    /// How long its sequences waited for the step that began at `started`.
+    pub(crate) fn waited(&self, started: Instant) -> Duration {
+        started.saturating_duration_since(self.enqueued)
+    }
+
     /// Stores one run of rows.
     ///
     /// # Errors
@@ -93,7 +98,8 @@ impl JobState {
     /// Notes that a step ran `num_sequences` of this job; true when that were the last ones.
     pub(crate) fn count_step(&mut self, num_sequences: usize, times: &StepTimes) -> bool {
         let stats = &mut self.stats;
-        stats.queue_us = stats.queue_us.max(as_micros(times.started - self.enqueued));
+        let waited = times.started.saturating_duration_since(self.enqueued);
+        stats.queue_us = stats.queue_us.max(as_micros(waited));
         stats.step_us += as_micros(times.ran_for);
         stats.copy_us += as_micros(times.copied_in);
         stats.mode.clone_from(&times.mode);

@@ -14,6 +14,8 @@ mod deadline;
 mod dispatcher;
 mod health;
 mod job;
+mod listener;
+mod metrics;
 pub mod scheduler;
 mod server;
 mod service;

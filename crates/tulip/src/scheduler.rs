@@ -22,6 +22,9 @@ use crate::config::Head;
 /// than this, would overtake every query.
 pub const MAX_LANE_WAIT: Duration = Duration::from_secs(1);
 
+/// Bulk steps stay at the knee for so long after the last online work: the next query is likely.
+pub const ONLINE_MEMORY: Duration = Duration::from_secs(1);
+
 /// Who waits for the work; served in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Lane {
@@ -36,6 +39,16 @@ pub enum Lane {
 impl Lane {
     /// Every lane, in the order of service.
     pub const ALL: [Self; 3] = [Self::Online, Self::Scoring, Self::Bulk];
+
+    /// Name in metrics and headers.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Online => "online",
+            Self::Scoring => "scoring",
+            Self::Bulk => "bulk",
+        }
+    }
 }
 
 /// A queue of the device. A GPU has both; a CPU has only [`Stream::Normal`].
@@ -107,8 +120,10 @@ pub struct Plan {
 /// Limits of one step.
 #[derive(Clone, Copy, Debug)]
 pub struct StepLimits {
-    /// Cost past which a larger step is hardly more efficient.
+    /// Cost past which a larger step is hardly more efficient: the knee.
     pub budget: u64,
+    /// Cost of a step of bulk work while nobody waits for queries.
+    pub saturation_budget: u64,
     /// Places for sequences.
     pub slots: usize,
 }
@@ -128,6 +143,7 @@ pub struct Scheduler {
     lanes: [VecDeque<Queued>; 3],
     queued_cost: [u64; 3],
     last_served: [Option<Instant>; 3],
+    last_online: Option<Instant>,
     reruns: VecDeque<Plan>,
 }
 
@@ -143,12 +159,16 @@ impl Scheduler {
             lanes: Default::default(),
             queued_cost: [0; 3],
             last_served: [None; 3],
+            last_online: None,
             reruns: VecDeque::new(),
         }
     }
 
     /// Queues a job behind all others of its lane.
     pub fn push(&mut self, job: Job) {
+        if job.lane == Lane::Online {
+            self.last_online = Some(job.enqueued);
+        }
         let queued = Queued::new(job);
         let lane = queued.job.lane as usize;
         self.queued_cost[lane] += queued.cost_left;
@@ -219,6 +239,7 @@ impl Scheduler {
         }
         let mut plan: Option<Plan> = None;
         let mut slots_left = self.limits.slots;
+        let budget = self.budget(now);
         while let Some(lane) = self.next_lane(stream, now) {
             let Some(queued) = self.lanes[lane].front_mut() else {
                 break;
@@ -232,7 +253,7 @@ impl Scheduler {
             if plan.head != queued.job.head {
                 break;
             }
-            let budget_left = self.limits.budget.saturating_sub(plan.cost);
+            let budget_left = budget.saturating_sub(plan.cost);
             let (count, cost) = queued.fit(budget_left, slots_left, plan.picks.is_empty());
             if count == 0 {
                 break;
@@ -254,6 +275,21 @@ impl Scheduler {
             self.lanes[lane].pop_front();
         }
         plan.filter(|plan| !plan.picks.is_empty())
+    }
+
+    /// The knee, or more while only bulk waits and no query came lately.
+    fn budget(&self, now: Instant) -> u64 {
+        let is_quiet = self
+            .last_online
+            .is_none_or(|at| now.duration_since(at) >= ONLINE_MEMORY);
+        let is_bulk_only = [Lane::Online, Lane::Scoring]
+            .into_iter()
+            .all(|lane| self.lanes[lane as usize].is_empty());
+        if is_quiet && is_bulk_only {
+            self.limits.saturation_budget
+        } else {
+            self.limits.budget
+        }
     }
 
     /// The lane whose head goes next on `stream`: in order, unless a lower one was starved.

@@ -1,30 +1,29 @@
 //! Starts and stops the whole: runtime, listener, dispatcher, waiters, health.
 
 use std::collections::HashMap;
-use std::future::Future;
 use std::io;
-use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::time::Duration;
 
+use axum::extract::Request;
 use flowerbed_protocol::limits;
 use flowerbed_protocol::v1::inference_server::InferenceServer;
 use parking_lot::Mutex;
-use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
-use tokio_stream::wrappers::UnixListenerStream;
-use tonic::transport::Server;
-use tonic::transport::server::{Router, TcpIncoming};
+use tonic::service::Routes;
+use tonic::service::interceptor::InterceptedService;
 use tonic_health::server::HealthReporter;
 
 use crate::batch::Batch;
 use crate::config::WorkerConfig;
+use crate::deadline;
 use crate::dispatcher::{Command, CommandSender, Dispatcher};
 use crate::health::{Health, SERVICE_NAME};
+use crate::listener::Listener;
+use crate::metrics::Metrics;
 use crate::scheduler::Stream;
 use crate::service::{Service, check_token};
 use crate::state::{Phase, State};
@@ -56,7 +55,7 @@ struct Pulls {
 #[derive(Debug)]
 struct Running {
     runtime: Runtime,
-    serving: JoinHandle<Result<(), tonic::transport::Error>>,
+    serving: JoinHandle<()>,
 }
 
 /// Outcome of one wait for a batch.
@@ -73,11 +72,11 @@ pub enum Pull {
 // === impl Tulip ===
 
 impl Tulip {
-    /// Binds and serves.
+    /// Binds and serves. `give_up` ends the process, should a step hang.
     ///
     /// # Errors
     /// The address cannot be bound, or a thread cannot be started.
-    pub fn start(config: WorkerConfig) -> io::Result<Self> {
+    pub fn start(config: WorkerConfig, give_up: fn()) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(RUNTIME_THREADS)
             .thread_name("tulip")
@@ -85,6 +84,7 @@ impl Tulip {
             .build()?;
         let config = Arc::new(config);
         let state = Arc::new(State::new(config.cost_per_second, config.max_batch_tokens));
+        let metrics = Arc::new(Metrics::new());
         let (commands, receiver) = Dispatcher::channel();
         let mut waiters = HashMap::new();
         for stream in &config.streams {
@@ -92,7 +92,6 @@ impl Tulip {
             waiters.insert(*stream, waiter);
         }
         let (reporter, health_service) = tonic_health::server::health_reporter();
-        let token = config.token.as_deref().map(Arc::from);
         let service = Service {
             config: Arc::clone(&config),
             state: Arc::clone(&state),
@@ -101,27 +100,42 @@ impl Tulip {
         let inference = InferenceServer::new(service)
             .max_decoding_message_size(limits::MAX_MESSAGE_BYTES)
             .max_encoding_message_size(limits::MAX_MESSAGE_BYTES);
-        let router = Server::builder()
-            .initial_stream_window_size(limits::STREAM_WINDOW_BYTES)
-            .initial_connection_window_size(limits::CONNECTION_WINDOW_BYTES)
-            .add_service(health_service)
-            .add_service(tonic::service::interceptor::InterceptedService::new(
-                inference,
-                check_token(token),
+        let grpc = Routes::new(health_service).add_service(InterceptedService::new(
+            inference,
+            check_token(config.token.as_deref()),
+        ));
+        let default_timeout = Duration::from_secs_f64(config.request_timeout_s);
+        let rendered = Arc::clone(&metrics);
+        let router = grpc
+            .into_axum_router()
+            .route(
+                "/metrics",
+                axum::routing::get(async move || rendered.render()),
+            )
+            .layer(tower::util::MapRequestLayer::new(
+                move |request: Request| deadline::set(request, default_timeout),
             ));
         let guard = runtime.enter();
         let mut phase = state.watch_phase();
-        let until_drain = async move {
+        let draining = async move {
             let _ = phase.wait_for(|phase| *phase != Phase::Serving).await;
         };
-        let (address, serving) = runtime.block_on(serve(&config.listen, router, until_drain))?;
-        tokio::spawn(Dispatcher::new(Arc::clone(&config), Arc::clone(&state)).run(receiver));
+        let (listener, address) = runtime.block_on(Listener::bind(&config.listen))?;
+        let serving = tokio::spawn(listener.serve(router, draining));
+        let dispatcher = Dispatcher::new(
+            Arc::clone(&config),
+            Arc::clone(&state),
+            Arc::clone(&metrics),
+        );
+        tokio::spawn(dispatcher.run(receiver));
         tokio::spawn(
             Health {
                 config,
                 state: Arc::clone(&state),
                 commands: commands.clone(),
+                metrics,
                 reporter: reporter.clone(),
+                give_up,
             }
             .run(),
         );
@@ -242,37 +256,4 @@ impl Tulip {
             let _ = std::fs::remove_file(path);
         }
     }
-}
-
-type Serving = JoinHandle<Result<(), tonic::transport::Error>>;
-
-async fn serve(
-    listen: &str,
-    router: Router,
-    until: impl Future<Output = ()> + Send + 'static,
-) -> io::Result<(String, Serving)> {
-    if let Some(path) = listen.strip_prefix("unix:") {
-        let listener = bind_unix(Path::new(path)).await?;
-        let incoming = UnixListenerStream::new(listener);
-        let serving = tokio::spawn(router.serve_with_incoming_shutdown(incoming, until));
-        return Ok((listen.to_owned(), serving));
-    }
-    let listener = TcpListener::bind(listen).await?;
-    let address = listener.local_addr()?.to_string();
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    Ok((
-        address,
-        tokio::spawn(router.serve_with_incoming_shutdown(incoming, until)),
-    ))
-}
-
-/// Takes over the socket of a dead predecessor, never of a living one.
-async fn bind_unix(path: &Path) -> io::Result<UnixListener> {
-    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
-    if is_socket && tokio::net::UnixStream::connect(path).await.is_err() {
-        std::fs::remove_file(path)?;
-    }
-    let listener = UnixListener::bind(path)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
 }

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use flowerbed_protocol::{Error, ErrorKind, PROTOCOL_VERSION, v1};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
 use crate::chunk::Chunk;
 use crate::config::WorkerConfig;
-use crate::deadline;
+use crate::deadline::Deadline;
 use crate::dispatcher::{Command, CommandSender, Submission};
 use crate::state::State;
 
@@ -42,8 +43,10 @@ impl v1::inference_server::Inference for Service {
         &self,
         request: Request<v1::RunRequest>,
     ) -> Result<Response<v1::RunResponse>, Status> {
-        let default = Duration::from_secs_f64(self.config.request_timeout_s);
-        let deadline = deadline::of_call(request.metadata(), default);
+        let deadline = request
+            .extensions()
+            .get()
+            .map_or_else(Instant::now, |Deadline(at)| *at);
         let chunk = Chunk::check(request.get_ref(), &self.config.model)?;
         drop(request);
         let (reply, answer) = oneshot::channel();
@@ -75,8 +78,8 @@ fn stopped() -> Error {
 
 /// Lets only callers in that send the shared token, if there is one.
 pub(crate) fn check_token(
-    token: Option<Arc<str>>,
-) -> impl Fn(Request<()>) -> Result<Request<()>, Status> + Clone {
+    token: Option<&str>,
+) -> impl Fn(Request<()>) -> Result<Request<()>, Status> + Clone + use<> {
     let expected = token.map(|token| format!("Bearer {token}"));
     move |request| {
         let Some(expected) = &expected else {

@@ -25,6 +25,8 @@ pub(crate) struct State {
 struct Figures {
     cost_per_second: f64,
     last_good_step: Option<Instant>,
+    oldest_launch: Option<Instant>, // of the steps in flight
+    busy: Duration,                 // sum over all steps
 }
 
 /// What the worker is willing to do.
@@ -44,6 +46,8 @@ impl State {
             figures: Mutex::new(Figures {
                 cost_per_second,
                 last_good_step: None,
+                oldest_launch: None,
+                busy: Duration::ZERO,
             }),
             phase: watch::Sender::new(Phase::Serving),
             typical_cost: max_batch_tokens as f64 * TYPICAL_SHARE,
@@ -55,6 +59,7 @@ impl State {
     pub(crate) fn count_step(&self, cost: u64, ran_for: Duration, finished: Instant) {
         let mut figures = self.figures.lock();
         figures.last_good_step = Some(finished);
+        figures.busy += ran_for;
         let cost = cost as f64;
         if cost >= self.typical_cost && !ran_for.is_zero() {
             let rate = cost / ran_for.as_secs_f64();
@@ -65,6 +70,20 @@ impl State {
                 rate
             };
         }
+    }
+
+    pub(crate) fn set_oldest_launch(&self, at: Option<Instant>) {
+        self.figures.lock().oldest_launch = at;
+    }
+
+    /// Age of the oldest step in flight.
+    pub(crate) fn oldest_step(&self) -> Option<Duration> {
+        self.figures.lock().oldest_launch.map(|at| at.elapsed())
+    }
+
+    /// Time in which steps ran, since the start.
+    pub(crate) fn busy(&self) -> Duration {
+        self.figures.lock().busy
     }
 
     pub(crate) fn cost_per_second(&self) -> f64 {

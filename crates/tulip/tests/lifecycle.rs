@@ -1,13 +1,18 @@
 //! Deadlines, cancelled calls, full queues, health, tokens, draining.
 
+#![allow(clippy::unwrap_used, reason = "a helper that fails must fail its test")]
+
 mod support;
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use flowerbed_protocol::v1::inference_client::InferenceClient;
 use flowerbed_protocol::{Error, ErrorKind, v1};
 use flowerbed_tulip::SERVICE_NAME;
-use support::{Worker, channel_to, client_of, request, row_of, rows};
+use hyper_util::rt::TokioExecutor;
+use support::{NAN, Worker, channel_to, client_of, request, row_of, rows};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::Instant;
 use tonic::Request;
 use tonic_health::pb::HealthCheckRequest;
@@ -53,17 +58,22 @@ async fn a_probe_makes_an_idle_worker_ready() {
 
 #[tokio::test]
 async fn a_deadline_is_answered_when_it_passes_and_as_such() {
-    let worker = Worker::start(|_| {}, SLOW);
+    let listen_on_tcp = |c: &mut serde_json::Value| c["listen"] = "127.0.0.1:0".into();
+    let worker = Worker::start(listen_on_tcp, SLOW);
     until_serving(&worker).await;
+    // tonic's own channel would arm a timer too; this client leaves the server alone with it.
+    let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new())
+        .http2_only(true)
+        .build_http();
+    let origin = format!("http://{}", worker.tulip.address())
+        .parse()
+        .unwrap();
+    let mut client = InferenceClient::with_origin(http, origin);
     for timeout_ms in [20, 100] {
         let mut call = Request::new(request(&[&[1]]));
         call.set_timeout(Duration::from_millis(timeout_ms));
-        // The client's own timer would fire too; a raw header leaves the server alone with it.
-        let header = format!("{timeout_ms}m").parse().unwrap();
-        let mut bare = Request::new(call.into_inner());
-        bare.metadata_mut().insert("grpc-timeout", header);
         let start = Instant::now();
-        let error = Error::from(&worker.client().await.run(bare).await.unwrap_err());
+        let error = Error::from(&client.run(call).await.unwrap_err());
         assert_eq!(error.kind, ErrorKind::DeadlineExceeded);
         assert!(start.elapsed() < SLOW, "{:?}", start.elapsed());
     }
@@ -148,6 +158,63 @@ async fn draining_finishes_what_is_queued_and_refuses_what_is_new() {
     assert!(!std::path::Path::new(address.trim_start_matches("unix:")).exists());
 }
 
+static GIVEN_UP: AtomicBool = AtomicBool::new(false);
+
+#[tokio::test]
+async fn a_step_that_hangs_fails_its_callers_and_the_process_is_given_up() {
+    let worker = Worker::start_with(
+        |c| c["step_timeout_s"] = 0.2.into(),
+        Duration::from_secs(2),
+        || GIVEN_UP.store(true, Ordering::SeqCst),
+    );
+    let start = Instant::now();
+    let error = Error::from(
+        &worker
+            .client()
+            .await
+            .run(request(&[&[1]]))
+            .await
+            .unwrap_err(),
+    );
+    assert_eq!(error.kind, ErrorKind::Unavailable);
+    assert!(start.elapsed() < Duration::from_secs(2));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(GIVEN_UP.load(Ordering::SeqCst));
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn metrics_count_what_ran_and_what_was_shed() {
+    let listen_on_tcp = |c: &mut serde_json::Value| c["listen"] = "127.0.0.1:0".into();
+    let worker = Worker::start(listen_on_tcp, Duration::from_millis(20));
+    until_serving(&worker).await;
+    let mut client = worker.client().await;
+    client.run(request(&[&[1; 20], &[2; 20]])).await.unwrap();
+    client.run(request(&[&[NAN]])).await.unwrap_err();
+    let text = scrape(worker.tulip.address()).await;
+    for line in [
+        "flowerbed_step_tokens_sum{kind=\"real\"} 42",
+        "flowerbed_step_tokens_count{kind=\"padding\"} 4",
+        "flowerbed_step_seconds_count{mode=\"eager\"} 4",
+        "flowerbed_queue_seconds_count{lane=\"online\"} 3",
+        "flowerbed_queue_tokens{lane=\"bulk\"} 0",
+        "flowerbed_shed_total{reason=\"engine_failed\"} 1",
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+    }
+    worker.stop().await;
+}
+
+/// A plain HTTP/1.1 scrape, as Prometheus does it.
+async fn scrape(address: &str) -> String {
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let ask = "GET /metrics HTTP/1.1\r\nhost: worker\r\nconnection: close\r\n\r\n";
+    stream.write_all(ask.as_bytes()).await.unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    text
+}
+
 #[tokio::test]
 async fn a_caller_without_the_token_is_refused() {
     let worker = Worker::start(
@@ -188,7 +255,8 @@ async fn a_living_workers_socket_is_not_taken_over_but_a_dead_ones_is() {
     let worker = Worker::start(|_| {}, Duration::ZERO);
     let address = worker.tulip.address().to_owned();
     let config = serde_json::from_value(support::config(&address)).unwrap();
-    let second = tokio::task::spawn_blocking(|| flowerbed_tulip::Tulip::start(config).map(|_| ()));
+    let second =
+        tokio::task::spawn_blocking(|| flowerbed_tulip::Tulip::start(config, || ()).map(|_| ()));
     assert_eq!(
         second.await.unwrap().unwrap_err().kind(),
         std::io::ErrorKind::AddrInUse

@@ -1,5 +1,7 @@
 //! Chunks in, rows out: order, formats, segments, and what is refused.
 
+#![allow(clippy::unwrap_used, reason = "a helper that fails must fail its test")]
+
 mod support;
 
 use std::time::Duration;

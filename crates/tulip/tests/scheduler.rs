@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use flowerbed_tulip::config::Head;
 use flowerbed_tulip::scheduler::{
-    Job, JobId, Lane, MAX_LANE_WAIT, Plan, Scheduler, StepLimits, Stream,
+    Job, JobId, Lane, MAX_LANE_WAIT, ONLINE_MEMORY, Plan, Scheduler, StepLimits, Stream,
 };
 use proptest::prelude::*;
 use tokio::time::Instant;
@@ -14,6 +14,7 @@ use tokio::time::Instant;
 const FAR: Duration = Duration::from_secs(3_600);
 const LIMITS: StepLimits = StepLimits {
     budget: 100,
+    saturation_budget: 100,
     slots: 8,
 };
 
@@ -148,6 +149,23 @@ fn an_old_re_index_does_not_overtake_a_query() {
     let now = start + MAX_LANE_WAIT * 5 / 4;
     scheduler.push(job(2, Lane::Online, &[10], now));
     assert_eq!(next(&mut scheduler, now), [(2, 0, 1)]);
+}
+
+#[test]
+fn bulk_steps_grow_while_no_query_came_lately() {
+    let limits = StepLimits {
+        saturation_budget: 400,
+        ..LIMITS
+    };
+    let mut scheduler = Scheduler::new(limits, &[Stream::Normal]);
+    let start = Instant::now();
+    scheduler.push(job(1, Lane::Bulk, &[100; 50], start));
+    assert_eq!(next(&mut scheduler, start), [(1, 0, 4)]);
+    scheduler.push(job(2, Lane::Online, &[100], start));
+    assert_eq!(next(&mut scheduler, start), [(2, 0, 1)]);
+    let soon = start + ONLINE_MEMORY * 9 / 10;
+    assert_eq!(next(&mut scheduler, soon), [(1, 4, 1)]);
+    assert_eq!(next(&mut scheduler, start + ONLINE_MEMORY), [(1, 5, 4)]);
 }
 
 #[test]

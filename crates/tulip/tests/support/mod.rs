@@ -39,7 +39,8 @@ pub(crate) fn config(listen: &str) -> serde_json::Value {
             "allowed_dimensions": [], "normalize": false, "heads": ["embed"],
             "attention_scale": 0.0, "dtype": "float32", "device": "cpu", "pooling": "mean",
         },
-        "listen": listen, "token": null, "max_batch_tokens": 32, "max_batch_sequences": 8,
+        "listen": listen, "token": null, "max_batch_tokens": 32, "saturation_batch_tokens": 32, "step_timeout_s": 30.0,
+        "max_batch_sequences": 8,
         "streams": ["normal"], "steps_in_flight": 1, "request_timeout_s": 30.0,
         "cost_per_second": 1e6,
     })
@@ -47,12 +48,22 @@ pub(crate) fn config(listen: &str) -> serde_json::Value {
 
 impl Worker {
     pub(crate) fn start(change: impl FnOnce(&mut serde_json::Value), step_time: Duration) -> Self {
+        Self::start_with(change, step_time, || panic!("no step hangs here"))
+    }
+
+    pub(crate) fn start_with(
+        change: impl FnOnce(&mut serde_json::Value),
+        step_time: Duration,
+        give_up: fn(),
+    ) -> Self {
         let folder = TempDir::new().unwrap();
         let mut config = config(&format!("unix:{}/w.sock", folder.path().display()));
         change(&mut config);
         let config: WorkerConfig = serde_json::from_value(config).unwrap();
         // A blocking call, which a test's runtime forbids on its own thread.
-        let tulip = std::thread::spawn(|| Tulip::start(config)).join().unwrap();
+        let tulip = std::thread::spawn(move || Tulip::start(config, give_up))
+            .join()
+            .unwrap();
         let tulip = Arc::new(tulip.unwrap());
         let steps = Arc::new(AtomicUsize::new(0));
         let (pulled, counted) = (Arc::clone(&tulip), Arc::clone(&steps));
