@@ -23,3 +23,5 @@ pub const MIN_CHUNK_COST: u64 = 512;
 pub const STREAM_WINDOW_BYTES: u32 = 4 * 1024 * 1024;
 /// HTTP/2 flow-control window of one connection.
 pub const CONNECTION_WINDOW_BYTES: u32 = 16 * 1024 * 1024;
+/// An embedding request up to this cost is online work, a larger one is bulk.
+pub const MAX_ONLINE_COST: u64 = 512;

@@ -1,6 +1,6 @@
 //! One text, or one token array, to the ids that a worker runs.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
@@ -8,6 +8,7 @@ use tokenizers::Tokenizer;
 
 use crate::frame::Frame;
 use crate::locality::Locality;
+use crate::prompt::{self, Prompt};
 use crate::{EncodeError, LoadError, TextSettings, TruncationSide};
 
 /// Bytes of text tried first for each id that can be kept; English has about 4.5.
@@ -23,14 +24,6 @@ pub struct Encoder {
     frame: Frame,
     locality: Option<Locality>,
     prompts: BTreeMap<String, Prompt>,
-}
-
-/// Text put before an input.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Prompt {
-    text: String,
-    /// Tokens at a sequence's start that are left out of pooling.
-    num_unpooled: usize,
 }
 
 /// The ids of one input.
@@ -87,7 +80,7 @@ impl Encoder {
             settings,
             frame,
         };
-        encoder.prompts = encoder.measure_prompts()?;
+        encoder.prompts = prompt::measure(&encoder)?;
         Ok(encoder)
     }
 
@@ -206,6 +199,14 @@ impl Encoder {
         Ok(None)
     }
 
+    /// Whether the tokenizer treats `id` as a special token.
+    pub(crate) fn is_special(&self, id: u32) -> bool {
+        self.tokenizer
+            .get_added_tokens_decoder()
+            .get(&id)
+            .is_some_and(|token| token.special)
+    }
+
     /// All ids of a text, special tokens of the model excluded.
     fn content_ids(&self, text: &str) -> Result<Vec<u32>, EncodeError> {
         self.tokenizer
@@ -234,39 +235,6 @@ impl Encoder {
             is_truncated,
         })
     }
-
-    /// sentence-transformers' rule: the tokens of the prompt alone, its trailing special token not
-    /// counted.
-    fn measure_prompts(&self) -> Result<BTreeMap<String, Prompt>, LoadError> {
-        let special: HashSet<u32> = self
-            .tokenizer
-            .get_added_tokens_decoder()
-            .into_iter()
-            .filter_map(|(id, token)| token.special.then_some(id))
-            .collect();
-        let measure = |text: &str| -> Result<usize, EncodeError> {
-            if self.settings.pool_prompt || text.is_empty() {
-                return Ok(0);
-            }
-            let alone = self.encode(text, None, true)?;
-            let ends_special = alone.ids.last().is_some_and(|id| special.contains(id));
-            Ok(alone.ids.len() - usize::from(ends_special))
-        };
-        let named = self.settings.prompts.iter().map(|(name, text)| {
-            let num_unpooled = measure(text).map_err(|error| LoadError::Settings {
-                field: "prompts",
-                reason: format!("{name:?}: {error}"),
-            })?;
-            Ok((
-                name.clone(),
-                Prompt {
-                    text: text.clone(),
-                    num_unpooled,
-                },
-            ))
-        });
-        named.collect()
-    }
 }
 
 fn check(settings: &TextSettings, frame: &Frame) -> Result<(), LoadError> {
@@ -291,4 +259,37 @@ fn check(settings: &TextSettings, frame: &Frame) -> Result<(), LoadError> {
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn encoder(side: &str) -> Encoder {
+        let tokenizer = json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+            "normalizer": null, "pre_tokenizer": {"type": "WhitespaceSplit"},
+            "post_processor": null, "decoder": null,
+            "model": {"type": "WordLevel", "vocab": {"a": 0, "[UNK]": 1}, "unk_token": "[UNK]"}
+        });
+        let settings = json!({"max_length": 4, "truncation_side": side});
+        let settings = serde_json::from_value(settings).unwrap();
+        Encoder::from_json(tokenizer.to_string().as_bytes(), settings).unwrap()
+    }
+
+    #[test]
+    fn only_a_part_of_a_long_text_is_tokenized_and_only_where_it_has_spaces() {
+        let spaced = "a ".repeat(5_000);
+        assert_eq!(
+            encoder("right").leading_ids(&spaced, 4),
+            Ok(Some(vec![0; 4]))
+        );
+        assert_eq!(encoder("left").leading_ids(&spaced, 4), Ok(None));
+        assert_eq!(
+            encoder("right").leading_ids(&"a".repeat(10_000), 4),
+            Ok(None)
+        );
+    }
 }

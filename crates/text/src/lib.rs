@@ -8,8 +8,10 @@ mod encoder;
 mod error;
 mod frame;
 mod locality;
+mod prompt;
 mod settings;
 
-pub use encoder::{Encoder, Prompt, Sequence};
+pub use encoder::{Encoder, Sequence};
 pub use error::{EncodeError, LoadError};
+pub use prompt::Prompt;
 pub use settings::{TextSettings, TruncationSide};

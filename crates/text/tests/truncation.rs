@@ -39,7 +39,7 @@ fn assert_same_as_the_library(root: &Value, text: &str, max_length: usize) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
     fn both_sides_keep_the_same_ids_as_the_library(text in texts(30), max_length in 3_usize..40) {
