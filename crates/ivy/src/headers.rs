@@ -1,0 +1,90 @@
+//! Request headers that steer a request: lane, time, trace.
+
+use std::time::Duration;
+
+use flowerbed_protocol::v1::Lane;
+use flowerbed_protocol::{Error, limits};
+use http::HeaderMap;
+use tonic::metadata::{Ascii, MetadataValue};
+
+const LANE: &str = "x-flowerbed-lane";
+const TIMEOUT_MS: &str = "x-flowerbed-timeout-ms";
+/// Passed on as it came: W3C trace context.
+pub(crate) const TRACEPARENT: &str = "traceparent";
+
+/// Name of a lane in headers and metrics.
+pub(crate) fn lane_name(lane: Lane) -> &'static str {
+    match lane {
+        Lane::Online => "online",
+        Lane::Scoring => "scoring",
+        Lane::Bulk | Lane::Unspecified => "bulk",
+    }
+}
+
+/// The lane that a header asks for, if there is one.
+pub(crate) fn asked_lane(headers: &HeaderMap) -> Result<Option<Lane>, Error> {
+    let Some(value) = headers.get(LANE) else {
+        return Ok(None);
+    };
+    match value.as_bytes() {
+        b"online" => Ok(Some(Lane::Online)),
+        b"scoring" => Ok(Some(Lane::Scoring)),
+        b"bulk" => Ok(Some(Lane::Bulk)),
+        _ => Err(Error::invalid(
+            LANE,
+            format!("{LANE} must be online, scoring or bulk"),
+        )),
+    }
+}
+
+/// The lane of an embedding request of this cost. A header may lower it, never raise it.
+pub(crate) fn embedding_lane(cost: u64, asked: Option<Lane>) -> Lane {
+    let own = if cost <= limits::MAX_ONLINE_COST {
+        Lane::Online
+    } else {
+        Lane::Bulk
+    };
+    // The proto numbers lanes from the first served to the last.
+    asked
+        .filter(|asked| *asked as i32 > own as i32)
+        .unwrap_or(own)
+}
+
+/// The time a request may take: what its header asks, at most `longest`.
+pub(crate) fn timeout(headers: &HeaderMap, longest: Duration) -> Result<Duration, Error> {
+    let Some(value) = headers.get(TIMEOUT_MS) else {
+        return Ok(longest);
+    };
+    let milliseconds = value
+        .to_str()
+        .ok()
+        .and_then(|text| text.parse::<u64>().ok());
+    match milliseconds {
+        Some(milliseconds) if milliseconds > 0 => {
+            Ok(Duration::from_millis(milliseconds).min(longest))
+        }
+        _ => {
+            let message = format!("{TIMEOUT_MS} must be a positive integer of milliseconds");
+            Err(Error::invalid(TIMEOUT_MS, message))
+        }
+    }
+}
+
+/// The trace context, if it is one that gRPC metadata can carry.
+pub(crate) fn traceparent(headers: &HeaderMap) -> Option<MetadataValue<Ascii>> {
+    MetadataValue::try_from(headers.get(TRACEPARENT)?.as_bytes()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_lowers_the_lane_and_never_raises_it() {
+        let small = limits::MAX_ONLINE_COST;
+        assert_eq!(embedding_lane(small, None), Lane::Online);
+        assert_eq!(embedding_lane(small, Some(Lane::Bulk)), Lane::Bulk);
+        assert_eq!(embedding_lane(small + 1, None), Lane::Bulk);
+        assert_eq!(embedding_lane(small + 1, Some(Lane::Online)), Lane::Bulk);
+    }
+}

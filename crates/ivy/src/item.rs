@@ -1,0 +1,188 @@
+//! One item of an `input` list: a text, a token id, or a token array.
+
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+
+use crate::input::{TOKEN_HINT, at};
+use crate::json::{Refusal, Scalar};
+
+/// What the first item is, all others must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Text,
+    Id,
+    Ids,
+}
+
+/// An item of the right type.
+pub(crate) enum Item {
+    Text(String),
+    Id(u32),
+    Ids(Vec<u32>),
+}
+
+impl Item {
+    pub(crate) fn kind(&self) -> Kind {
+        match self {
+            Self::Text(_) => Kind::Text,
+            Self::Id(_) => Kind::Id,
+            Self::Ids(_) => Kind::Ids,
+        }
+    }
+
+    pub(crate) fn into_text(self) -> Option<String> {
+        if let Self::Text(text) = self {
+            Some(text)
+        } else {
+            None
+        }
+    }
+
+    pub(crate) fn into_id(self) -> Option<u32> {
+        if let Self::Id(id) = self {
+            Some(id)
+        } else {
+            None
+        }
+    }
+
+    pub(crate) fn into_ids(self) -> Option<Vec<u32>> {
+        if let Self::Ids(ids) = self {
+            Some(ids)
+        } else {
+            None
+        }
+    }
+}
+
+/// Reads the item at `index`, which must be of `kind` if that is known.
+#[derive(Clone, Copy)]
+pub(crate) struct ItemSeed<'r> {
+    pub(crate) refusal: &'r Refusal,
+    pub(crate) index: usize,
+    pub(crate) kind: Option<Kind>,
+}
+
+impl ItemSeed<'_> {
+    fn refuse<T, E: serde::de::Error>(&self, found: &str) -> Result<T, E> {
+        let index = self.index;
+        let error = match self.kind {
+            None => at(
+                index,
+                format_args!("must be a string, a token id or a list of token ids, not {found}"),
+            ),
+            Some(Kind::Text) => at(
+                index,
+                format_args!("must be a string like those before it, not {found}"),
+            ),
+            Some(Kind::Id) => at(
+                index,
+                format_args!("must be a token id like those before it, not {found}; {TOKEN_HINT}"),
+            ),
+            Some(Kind::Ids) => at(
+                index,
+                format_args!(
+                    "must be a list of token ids like those before it, not {found}; {TOKEN_HINT}"
+                ),
+            ),
+        };
+        Err(self.refusal.stop(error))
+    }
+
+    fn accept<E: serde::de::Error>(&self, item: Item, found: &str) -> Result<Item, E> {
+        match self.kind {
+            Some(kind) if kind != item.kind() => self.refuse(found),
+            _ => Ok(item),
+        }
+    }
+
+    fn id<E: serde::de::Error>(&self, value: &Scalar) -> Result<Item, E> {
+        if self.kind.is_some_and(|kind| kind != Kind::Id) {
+            return self.refuse("a number");
+        }
+        match token_id(value) {
+            Some(id) => Ok(Item::Id(id)),
+            None => Err(self.refusal.stop(at(self.index, NotAnId))),
+        }
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for ItemSeed<'_> {
+    type Value = Item;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Item, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for ItemSeed<'_> {
+    type Value = Item;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("an input")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Item, E> {
+        self.accept(Item::Text(text.to_owned()), "a string")
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<Item, E> {
+        self.id(&Scalar::Integer(value))
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<Item, E> {
+        self.id(&i64::try_from(value).map_or(Scalar::Number, Scalar::Integer))
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, _: f64) -> Result<Item, E> {
+        self.id(&Scalar::Number)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Item, A::Error> {
+        if self.kind.is_some_and(|kind| kind != Kind::Ids) {
+            return self.refuse("a list");
+        }
+        let mut ids = Vec::new();
+        while let Some(value) = list.next_element::<Scalar>()? {
+            let Some(id) = token_id(&value) else {
+                let (index, position) = (self.index, ids.len());
+                let message =
+                    format_args!("is no token array: item {position} {NotAnId}").to_string();
+                return Err(self.refusal.stop(at(index, message)));
+            };
+            ids.push(id);
+        }
+        if ids.is_empty() {
+            return Err(self.refusal.stop(at(self.index, "is an empty list")));
+        }
+        Ok(Item::Ids(ids))
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> Result<Item, E> {
+        self.refuse("null")
+    }
+
+    fn visit_bool<E: serde::de::Error>(self, _: bool) -> Result<Item, E> {
+        self.refuse("a boolean")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, _: A) -> Result<Item, A::Error> {
+        self.refuse("an object")
+    }
+}
+
+fn token_id(value: &Scalar) -> Option<u32> {
+    if let Scalar::Integer(value) = value {
+        u32::try_from(*value).ok()
+    } else {
+        None
+    }
+}
+
+/// The end of a sentence about a value that is no token id.
+struct NotAnId;
+
+impl std::fmt::Display for NotAnId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "must be an integer from 0 to {}; {TOKEN_HINT}", u32::MAX)
+    }
+}

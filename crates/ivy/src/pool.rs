@@ -1,0 +1,170 @@
+//! All replicas of the model: which are up, what they serve, and whether a request is admitted.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use flowerbed_protocol::{Error, ErrorKind};
+
+use crate::balance;
+use crate::replica::{Replica, Session};
+
+const UNKNOWN_RATE_DELAY: Duration = Duration::from_secs(1);
+const MAX_DELAY_S: f64 = 30.0;
+
+/// The replicas of one gateway.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    pub(crate) replicas: Vec<Arc<Replica>>,
+    /// Cost of the requests that are being run.
+    admitted: AtomicU64,
+}
+
+/// A replica that is up, with the connection it is up on.
+pub(crate) type Live = (Arc<Replica>, Arc<Session>);
+
+/// The replicas whose vectors may stand in one answer.
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub(crate) live: Vec<Live>,
+    /// A member's; what moves a vector is the same for all of them.
+    pub(crate) session: Arc<Session>,
+}
+
+impl Group {
+    /// The space of the answer.
+    pub(crate) fn space(&self) -> &str {
+        &self.session.info.space
+    }
+
+    /// Cost that the queues hold; 0 if the workers state none.
+    fn queue_limit(&self) -> u64 {
+        self.live
+            .iter()
+            .map(|(_, session)| session.info.queue_limit)
+            .sum()
+    }
+
+    /// Cost of the largest step, over all members the smallest.
+    pub(crate) fn step_budget(&self) -> u64 {
+        let budgets = self
+            .live
+            .iter()
+            .map(|(_, session)| session.info.max_batch_tokens);
+        budgets.min().unwrap_or(0)
+    }
+}
+
+impl Pool {
+    pub(crate) fn new(replicas: Vec<Arc<Replica>>) -> Self {
+        Self {
+            replicas,
+            admitted: AtomicU64::new(0),
+        }
+    }
+
+    /// The space that most live replicas serve. While an upgrade rolls there are two.
+    pub(crate) fn group(&self) -> Result<Group, Error> {
+        let mut spaces: BTreeMap<String, Vec<Live>> = BTreeMap::new();
+        for live in self.live() {
+            spaces
+                .entry(live.1.info.space.clone())
+                .or_default()
+                .push(live);
+        }
+        spaces
+            .into_iter()
+            .max_by_key(|(space, live)| (live.len(), Reverse(space.clone())))
+            .and_then(|(_, live)| {
+                let session = Arc::clone(&live.first()?.1);
+                Some(Group { live, session })
+            })
+            .ok_or_else(unavailable)
+    }
+
+    /// A replica of that space for one chunk, `tried` excluded.
+    pub(crate) fn pick(&self, space: &str, tried: Option<usize>) -> Option<Live> {
+        let mut candidates: Vec<Live> = self
+            .live()
+            .filter(|(replica, session)| {
+                session.info.space == space && Some(replica.index) != tried
+            })
+            .collect();
+        let choice = balance::choose(&candidates, |(replica, _)| replica.load(), &mut rand::rng())?;
+        Some(candidates.swap_remove(choice))
+    }
+
+    /// Whether any replica is up.
+    pub(crate) fn is_up(&self) -> bool {
+        self.live().next().is_some()
+    }
+
+    /// Why each replica that is down is down.
+    pub(crate) fn down_reasons(&self) -> Vec<String> {
+        let reason = |replica: &Arc<Replica>| {
+            replica
+                .down_reason()
+                .map(|reason| format!("{}: {reason}", replica.address))
+        };
+        self.replicas.iter().filter_map(reason).collect()
+    }
+
+    /// Admits a whole request, or none of it. An idle gateway admits anything.
+    pub(crate) fn admit(self: &Arc<Self>, group: &Group, cost: u64) -> Result<Admitted, Error> {
+        let limit = group.queue_limit();
+        let fits = |admitted: u64| admitted == 0 || limit == 0 || admitted + cost <= limit;
+        self.admitted
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |admitted| {
+                fits(admitted).then(|| admitted.saturating_add(cost))
+            })
+            .map(|_| Admitted {
+                pool: Arc::clone(self),
+                cost,
+            })
+            .map_err(|admitted| overloaded(group, (admitted + cost).saturating_sub(limit)))
+    }
+
+    fn live(&self) -> impl Iterator<Item = Live> + '_ {
+        self.replicas.iter().filter_map(|replica| {
+            replica
+                .session()
+                .map(|session| (Arc::clone(replica), session))
+        })
+    }
+}
+
+/// A request that was admitted, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Admitted {
+    pool: Arc<Pool>,
+    cost: u64,
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        self.pool.admitted.fetch_sub(self.cost, Ordering::Relaxed);
+    }
+}
+
+/// No replica is up.
+pub(crate) fn unavailable() -> Error {
+    Error::new(ErrorKind::Unavailable, "no worker is ready; try again").after(UNKNOWN_RATE_DELAY)
+}
+
+/// 429, to be tried again when the workers have done what is too much now.
+#[allow(clippy::cast_precision_loss, reason = "costs are far below 2^52")]
+fn overloaded(group: &Group, excess: u64) -> Error {
+    let rate: f64 = group
+        .live
+        .iter()
+        .map(|(replica, _)| replica.cost_per_second())
+        .sum();
+    let delay = if rate > 0.0 {
+        Duration::from_secs_f64((excess as f64 / rate).clamp(1.0, MAX_DELAY_S))
+    } else {
+        UNKNOWN_RATE_DELAY
+    };
+    Error::new(ErrorKind::Overloaded, "the queue is full; try again later").after(delay)
+}
