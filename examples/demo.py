@@ -34,9 +34,9 @@ MODULES = (
 )
 # fmt: on
 QUESTIONS = (
-    "read a file with comma-separated values",
-    "how many days lie between two dates",
-    "run another program and capture what it prints",
+    "pick a random element of a list",
+    "make a temporary folder",
+    "wrap a long paragraph to a width",
 )
 NUM_TEXTS = 400
 NUM_MEASURED = 50
@@ -60,12 +60,12 @@ def standard_library() -> list[Entry]:
         found = [(name, module)] + [
             (f"{name}.{member}", value)
             for member, value in inspect.getmembers(module, callable)
-            if not member.startswith("_") and getattr(value, "__module__", None) == name
+            if member in getattr(module, "__all__", ()) and not is_error(value)
         ]
         documented = [
             Entry(title, f"{title}: {text}")
             for title, value in found
-            if len(text := inspect.cleandoc(getattr(value, "__doc__", None) or "")) >= MIN_CHARS
+            if len(text := inspect.getdoc(value) or "") >= MIN_CHARS
         ]
         members.append(documented)
     for rank in range(max(map(len, members))):
@@ -75,16 +75,21 @@ def standard_library() -> list[Entry]:
     return list(entries.values())
 
 
+def is_error(value: object) -> bool:
+    """Whether it is the class of an exception; most of those say little."""
+    return isinstance(value, type) and issubclass(value, BaseException)
+
+
 def search(
     console: Console, client: Client, entries: list[Entry], vectors: NDArray[np.float32]
 ) -> None:
     """Answers the questions; vectors have length one, so a product is a cosine."""
     for question in QUESTIONS:
         scores = vectors @ client.embed([question])[0]
-        table = Table(title=f"“{question}”", title_justify="left", title_style="bold")
+        table = Table(title=f"“{question}”", title_justify="left", expand=True)
         table.add_column("score", justify="right", style="green")
-        table.add_column("title", style="cyan")
-        table.add_column("says", overflow="ellipsis", no_wrap=True, max_width=56)
+        table.add_column("title", style="cyan", no_wrap=True)
+        table.add_column("says", overflow="ellipsis", no_wrap=True, ratio=1)
         for index in np.argsort(-scores)[:3]:
             entry = entries[index]
             says = entry.text.removeprefix(f"{entry.title}: ").splitlines()[0]
@@ -101,7 +106,7 @@ def measure(client: Client, entries: list[Entry]) -> Table:
         answer = client.embed_detailed([query])
         totals_ms.append((time.perf_counter() - started) * 1e3)
         steps_ms.append((answer.step_us or 0) / 1e3)
-    table = Table(title=f"{len(queries)} single queries", title_justify="left", title_style="bold")
+    table = Table(title=f"{len(queries)} single queries", title_justify="left")
     for column in ("", "p50", "p99"):
         table.add_column(column, justify="right" if column else "left")
     for name, values in (("client waits", totals_ms), ("of it the model's step", steps_ms)):
@@ -115,8 +120,9 @@ def main() -> None:
     console = Console()
     started = time.perf_counter()
     with serving() as server, Client(server.address) as client:
-        console.print(f"[bold]{server.address}[/bold] ({server.facts}), ", end="")
-        console.print(f"ready after {time.perf_counter() - started:.1f} s")
+        seconds = time.perf_counter() - started
+        console.print(f"[bold]{server.address}[/bold] ({server.facts})", soft_wrap=True)
+        console.print(f"ready after {seconds:.1f} s")
 
         entries = standard_library()
         started = time.perf_counter()
@@ -124,8 +130,9 @@ def main() -> None:
         seconds = time.perf_counter() - started
         console.print(
             f"embedded {len(entries)} docstrings in {seconds:.1f} s: "
-            f"{len(entries) / seconds:.0f} texts/s, {answer.num_tokens / seconds:.0f} tokens/s, "
-            f"{answer.num_truncated} truncated to the model's length\n"
+            f"{len(entries) / seconds:.0f} texts/s, {answer.num_tokens / seconds:.0f} tokens/s; "
+            f"{answer.num_truncated} were longer than the model's maximum\n",
+            soft_wrap=True,
         )
         search(console, client, entries, answer.vectors)
         console.print(measure(client, entries))
