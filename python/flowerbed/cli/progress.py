@@ -63,12 +63,15 @@ class Loading:
             TextColumn,
             TimeElapsedColumn,
         )
+        from rich.table import Column
 
+        name = self._model.rpartition("/")[2]
         console = Console(stderr=True)
         text = TextColumn("loading [bold]{task.description}[/bold]")
-        columns = (SpinnerColumn(), text, BarColumn(), DownloadColumn(), TimeElapsedColumn())
+        size = DownloadColumn(table_column=Column(no_wrap=True, min_width=16))
+        columns = (SpinnerColumn(), text, BarColumn(bar_width=20), size, TimeElapsedColumn())
         progress = Progress(*columns, console=console, transient=True)
-        self._shown = progress, progress.add_task(escape(self._model), total=None)
+        self._shown = progress, progress.add_task(escape(name), total=None)
         self.relay = lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True)
         progress.start()
 
