@@ -122,8 +122,9 @@ def read_folder(model: ResolvedModel) -> ModelFolder:
     config = files.json_object(prefix + "config.json") or {}
     weight_files(files, prefix)
     tokenizer_file = _tokenizer_file(files, prefix)
-    pooling, pool_prompt = _pooling(files, _prefix(modules[1]), config)
-    width = positive("config.json", config, "hidden_size") * len(pooling)
+    hidden = positive("config.json", config, "hidden_size")
+    pooling, pool_prompt = _pooling(files, _prefix(modules[1]), hidden)
+    width = hidden * len(pooling)
     after_pooling: list[AfterPooling] = []
     for kind, path in modules[2:]:
         if kind == "Dense":
@@ -251,7 +252,7 @@ def _tokenizer_file(files: FolderFiles, prefix: str) -> Path:
     )
 
 
-def _pooling(files: FolderFiles, prefix: str, config: JsonObject) -> tuple[tuple[str, ...], bool]:
+def _pooling(files: FolderFiles, prefix: str, hidden: int) -> tuple[tuple[str, ...], bool]:
     """Modes of the pooling module, and whether the prompt's tokens are pooled too."""
     where = prefix + "config.json"
     files.need(where, "it says how tokens become one vector, which is not guessed")
@@ -277,10 +278,8 @@ def _pooling(files: FolderFiles, prefix: str, config: JsonObject) -> tuple[tuple
             f"supported: {', '.join(POOLING_MODES)}, or a list of these"
         )
     key = "embedding_dimension" if "embedding_dimension" in values else "word_embedding_dimension"
-    if positive(where, values, key) != config.get("hidden_size"):
-        raise ModelError(
-            f"{where}: {key}={values[key]}, but the model's hidden_size is {config.get('hidden_size')}"
-        )
+    if positive(where, values, key) != hidden:
+        raise ModelError(f"{where}: {key}={values[key]}, but the model's hidden_size is {hidden}")
     return tuple(modes), setting(where, values, "include_prompt", bool, True)
 
 
