@@ -14,9 +14,9 @@ from types import FrameType
 
 from flowerbed._core import InferenceServer
 from flowerbed.config import CPU_BATCH_TOKENS, DType, WorkerConfig
-from flowerbed.errors import DeviceError
 from flowerbed.folder import read_folder
 from flowerbed.hub import resolve
+from flowerbed.rose.device import is_device_fault
 from flowerbed.rose.engine import Engine
 from flowerbed.rose.inputs import PackedBatch, RowFormat
 
@@ -85,10 +85,9 @@ def serve(server: InferenceServer, engine: Engine) -> None:
     while (batch := server.next_batch()) is not None:
         try:
             result = engine.step(batch)
-        except Exception as error:  # noqa: BLE001 - whatever one batch raises must not end the loop
-            is_device_fault = isinstance(error, DeviceError)
+        except Exception as error:
             log.exception("step of %r failed", batch)
-            server.failed(batch.id, repr(error), is_device_fault=is_device_fault)
+            server.failed(batch.id, repr(error), is_device_fault=is_device_fault(error))
         else:
             server.launched(batch.id, result)
 
@@ -98,7 +97,7 @@ def tokens_per_second(engine: Engine, max_batch_tokens: int) -> float:
     length = min(engine.folder.text.max_length, max_batch_tokens)
     sequences = [[0] * length] * max(1, max_batch_tokens // length)
     batch = PackedBatch.build(sequences, RowFormat(engine.folder.dimensions))
-    seconds = []
+    seconds: list[float] = []
     for _ in range(NUM_TIMED_STEPS):
         start = time.perf_counter()
         engine.step(batch).wait()

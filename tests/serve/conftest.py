@@ -7,8 +7,8 @@ from collections.abc import Generator
 import httpx2
 import numpy as np
 import pytest
-from flowerbed.background import RunningServer, serving
 
+from flowerbed.background import RunningServer, serving
 from serve.callers import Http
 
 

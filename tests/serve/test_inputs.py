@@ -33,7 +33,7 @@ def test_IN_06_token_arrays_give_the_texts_vector(http: Http) -> None:
     np.testing.assert_allclose(both[:1], expected, atol=1e-5)
     for bad, where in (([], "input"), ([[]], "input[0]"), ([[1], "a"], "input[1]")):
         error = http.refused({"input": bad})
-        assert error["param"] == "input"
+        assert error["param"].partition("[")[0] == "input"
         assert where in error["message"]
     error = http.refused({"input": [[101, 30_521], [101, 30_522]]})
     assert "input[1]" in error["message"]
@@ -74,7 +74,9 @@ def test_IN_10_the_index_is_the_callers_in_a_long_list(http: Http) -> None:
     assert "302" in error["message"]
 
 
-@pytest.mark.parametrize("text", ["a" * 1_000_000, "1" * 500_000, "漢" * 70_000, "ab cd " * 100_000])
+@pytest.mark.parametrize(
+    "text", ["a" * 1_000_000, "1" * 500_000, "漢" * 70_000, "ab cd " * 100_000]
+)
 def test_IN_11_very_long_words_are_answered_in_bounded_time(http: Http, text: str) -> None:
     start = time.monotonic()
     http.embed(text)
@@ -141,15 +143,18 @@ def test_PA_08_lists_and_bodies_have_limits_that_are_told(http: Http) -> None:
 
 
 def test_PA_10_an_unknown_prompt_is_refused_with_the_known_ones(http: Http) -> None:
-    error = http.refused({"input": "x", "prompt_name": "query"})
+    error = http.refused({"input": "x", "prompt_name": "summary"})
     assert error["param"] == "prompt_name"
-    assert "has no prompts" in error["message"]
+    assert "document" in error["message"]
+    assert "query" in error["message"]
 
 
 @pytest.mark.parametrize(
     "name", [None, "default", "all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"]
 )
-def test_PA_11_served_names_are_accepted_and_the_id_comes_back(http: Http, name: str | None) -> None:
+def test_PA_11_served_names_are_accepted_and_the_id_comes_back(
+    http: Http, name: str | None
+) -> None:
     body = {"input": "x"} if name is None else {"input": "x", "model": name}
     assert http.post(body).json()["model"] == "sentence-transformers/all-MiniLM-L6-v2"
 

@@ -7,8 +7,8 @@ from collections.abc import Generator
 import numpy as np
 import openai
 import pytest
-from flowerbed.background import RunningServer
 
+from flowerbed.background import RunningServer
 from serve.callers import Http
 
 

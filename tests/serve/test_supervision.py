@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import httpx2
+
 from flowerbed.background import RunningServer, serving
 
 

@@ -22,7 +22,7 @@ use crate::replica::{Authorization, AuthorizedChannel, Replica, Session};
 
 const SERVICE: &str = "flowerbed.v1.Inference";
 const FIRST_DELAY: Duration = Duration::from_millis(50);
-const MAX_DELAY: Duration = Duration::from_secs(1);
+const MAX_DELAY: Duration = Duration::from_millis(250);
 /// For each of connecting, Describe and the first health report.
 const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 /// A worker whose machine has gone closes nothing; a busy one still answers pings.

@@ -56,6 +56,7 @@ pub(crate) async fn track(
         route = labels.route
     );
     let context = Context(Arc::new(Mutex::new(labels)));
+    app.metrics.request_began();
     let mut count = Count {
         app,
         context: context.clone(),

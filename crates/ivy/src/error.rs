@@ -47,6 +47,11 @@ impl Error {
 
     fn code(&self) -> &'static str {
         match self {
+            Self::Request(error)
+                if error.kind == ErrorKind::NotFound && error.field.as_deref() == Some("model") =>
+            {
+                "model_not_found" // OpenAI's word, which its clients look for
+            }
             Self::Request(error) => error.kind.name(),
             Self::MediaType(_) => "unsupported_media_type",
             Self::Method(_) => "method_not_allowed",

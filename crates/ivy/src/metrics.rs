@@ -14,6 +14,8 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, Prometheu
 
 /// Answered requests, by HTTP status; 499 where the caller hung up.
 const REQUESTS: &str = "flowerbed_requests_total";
+/// Requests whose answer is not made yet.
+const REQUESTS_OPEN: &str = "flowerbed_requests_open";
 /// Time from a request's head to its answer.
 const REQUEST_SECONDS: &str = "flowerbed_request_seconds";
 /// Time in which the texts of a request became ids, waiting for a thread included.
@@ -73,9 +75,15 @@ impl Metrics {
         self.handle.run_upkeep();
     }
 
+    /// A request came in; [`Metrics::request`] counts its end.
+    pub(crate) fn request_began(&self) {
+        with_local_recorder(&self.recorder, || gauge!(REQUESTS_OPEN).increment(1));
+    }
+
     pub(crate) fn request(&self, labels: &Labels, code: u16, elapsed: Duration) {
         let Labels { model, route, lane } = labels.clone();
         with_local_recorder(&self.recorder, || {
+            gauge!(REQUESTS_OPEN).decrement(1);
             counter!(REQUESTS, "model" => model.clone(), "route" => route.clone(), "lane" => lane,
                 "code" => code.to_string())
             .increment(1);
@@ -128,6 +136,7 @@ fn describe() {
         REQUESTS,
         "Answered requests by HTTP status; 499 where the caller hung up"
     );
+    describe_gauge!(REQUESTS_OPEN, "Requests whose answer is not made yet");
     describe_histogram!(
         REQUEST_SECONDS,
         seconds,

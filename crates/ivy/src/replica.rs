@@ -136,8 +136,12 @@ impl Replica {
     /// From now on it is not asked.
     pub(crate) fn set_down(&self, reason: &str) {
         let mut state = self.state.write();
-        if !matches!(&*state, State::Down { reason: known } if known == reason) {
-            tracing::warn!(replica = self.address, reason, "worker is down");
+        match &*state {
+            State::Up(_) => tracing::warn!(replica = self.address, reason, "worker is down"),
+            State::Down { reason: known } if known != reason => {
+                tracing::info!(replica = self.address, reason, "worker is not up yet");
+            }
+            State::Down { .. } => {}
         }
         *state = State::Down {
             reason: reason.to_owned(),

@@ -1,6 +1,7 @@
 //! Logs of the core, on stderr.
 
 use std::collections::HashMap;
+use std::io::IsTerminal as _;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -13,6 +14,7 @@ pub(crate) fn init_logging(log_format: &str, level: &str) -> PyResult<()> {
         .map_err(|error| PyValueError::new_err(format!("log level {level:?}: {error}")))?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
     // An error means that a subscriber is set already, which the docstring promises to accept.
     let _ = match log_format {

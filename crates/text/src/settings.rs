@@ -61,7 +61,9 @@ impl TextSettings {
             Cow::Owned(text) => Cow::Owned(text.trim_matches(is_python_space).to_owned()),
         };
         if self.lowercase {
-            Cow::Owned(stripped.to_lowercase())
+            // Letter by letter, as the library's Lowercase does: `str::to_lowercase` looks at
+            // neighbours too, and gives another sigma at the end of a word.
+            Cow::Owned(stripped.chars().flat_map(char::to_lowercase).collect())
         } else {
             stripped
         }

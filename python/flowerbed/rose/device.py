@@ -74,6 +74,13 @@ def pick_dtype(dtype: DType, device: torch.device) -> DType:
     return dtype
 
 
+def is_device_fault(error: Exception) -> bool:
+    """Whether `error` leaves the device unusable for this process, as most CUDA errors do."""
+    return isinstance(error, (DeviceError, torch.AcceleratorError)) and not isinstance(
+        error, torch.OutOfMemoryError
+    )
+
+
 def _cpu_has_bfloat16() -> bool:
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(feature, False) for feature in CPU_BFLOAT16_FEATURES)
