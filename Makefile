@@ -14,7 +14,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup build demo test test-rust test-python lint lint-python lint-rust lint-size \
-        bench nightly fmt clean check-tools
+        bench bench-serving nightly fmt clean check-tools
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ lint-rust: check-tools
 
 bench: $(STAMPS)/core ## our own share of a request, start to ready, import time
 	@$(BIN)/python benchmarks/overhead.py
+
+bench-serving: $(STAMPS)/core ## latency under load, lanes, where the time goes; 10 minutes
+	@$(BIN)/python benchmarks/serving.py
 
 nightly: $(STAMPS)/core ## the long tests
 	$(BIN)/python -m pytest -m nightly --timeout 7200

@@ -11,4 +11,5 @@ pub mod connection;
 pub mod options;
 pub mod plan;
 pub mod report;
+pub mod spread;
 pub mod stream;

@@ -1,0 +1,110 @@
+"""kill -9 of workers at random instants under load: one answer a request, none of them wrong."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from serve.load import alone, children_of, is_ready, loadgen, texts, until
+
+MEAN_PAUSE_S = 1.2  # about as long as a worker takes to come back
+STATUSES = (200, 503)
+
+
+@dataclass(frozen=True)
+class TwoWorkers:
+    address: str
+    pid: int  # of the supervisor
+
+    def workers(self) -> list[int]:
+        return children_of(self.pid, "worker")
+
+
+@contextmanager
+def two_workers() -> Generator[TwoWorkers]:
+    program = Path(__file__).with_name("two_workers.py")
+    process = subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield TwoWorkers(process.stdout.readline().strip(), process.pid)
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def plan(pool: list[str], sizes: tuple[int, int], seed: int) -> list[loadgen.Item]:
+    rng = random.Random(seed)
+    items = []
+    for _ in range(300):
+        inputs = rng.choices(pool, k=rng.randint(*sizes))
+        body = {"input": inputs, "encoding_format": "base64"}
+        items.append(loadgen.Item(body, rows=len(inputs), expect=STATUSES, golden=tuple(inputs)))
+    return items
+
+
+def kill_again_and_again(server: TwoWorkers, pauses_s: list[float]) -> int:
+    """Kills one worker or the other, whether it serves or still starts; how many it hit."""
+    rng = random.Random(17)
+    num_hit = 0
+    for pause_s in pauses_s:
+        time.sleep(pause_s)
+        until(server.workers)
+        os.kill(rng.choice(server.workers()), signal.SIGKILL)
+        num_hit += 1
+    return num_hit
+
+
+def kill_under_load(num_kills: int) -> list[loadgen.Report]:
+    pool = texts.queries(40, seed=21) + texts.documents(40, mean_words=30, seed=22)
+    rng = random.Random(16)
+    pauses_s = [min(rng.expovariate(1 / MEAN_PAUSE_S), 4 * MEAN_PAUSE_S) for _ in range(num_kills)]
+    seconds = sum(pauses_s) + 3
+    with two_workers() as server:
+        golden = alone(server.address, pool)
+        # Open loops: callers of a closed one would only hear more 503s the sooner they come.
+        streams = [
+            loadgen.Stream("queries", plan(pool, (1, 2), 1), "poisson=20", seconds),
+            loadgen.Stream("documents", plan(pool, (16, 40), 2), "poisson=4", seconds, "seed=2"),
+        ]
+        with ThreadPoolExecutor() as threads:
+            load = threads.submit(loadgen.run, server.address, streams, golden)
+            assert kill_again_and_again(server, pauses_s) == num_kills
+            reports = load.result()
+        until(lambda: is_ready(server.address) and len(server.workers()) == 2)
+        again = alone(server.address, pool[:3])
+        assert all(abs(again[text] - golden[text]).max() < 1e-4 for text in again)
+    return reports
+
+
+def check(reports: list[loadgen.Report]) -> None:
+    for report in reports:
+        print(report)  # shown if something fails
+        # No answer, half an answer and more than one would stand here.
+        assert report["errors"] == {}
+        assert report["connections_broken"] == 0
+        assert sum(report["by_status"].values()) == report["sent"]
+        # A wrong vector, a 503 without Retry-After, another status.
+        assert report["wrong_reasons"] == []
+        assert report["unexpected"] == 0
+        assert report["by_status"].get("200", 0) > 0
+
+
+@pytest.mark.timeout(180)
+def test_5_kills_of_workers_lose_and_forge_no_answer() -> None:
+    check(kill_under_load(5))
+
+
+@pytest.mark.nightly
+def test_200_kills_of_workers_lose_and_forge_no_answer() -> None:
+    check(kill_under_load(200))
