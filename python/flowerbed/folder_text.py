@@ -9,7 +9,7 @@ from typing import Any
 
 from flowerbed.config import TextSettings
 from flowerbed.errors import ModelError
-from flowerbed.folder_files import MAX_TOKENIZER_BYTES, FolderFiles, JsonObject, setting
+from flowerbed.folder_files import MAX_TOKENIZER_BYTES, FolderFiles, JsonObject, positive, setting
 
 TRANSFORMER_CONFIGS = (
     "sentence_bert_config.json",
@@ -38,6 +38,24 @@ SUPPORTED_TRANSFORMER_SETTINGS: dict[str, tuple[Any, ...]] = {
     "query_expansion": (),
 }
 """Values that can be honoured, beside null; a setting with none must be null or absent."""
+
+POSITIONS_AFTER_PADDING = ("camembert", "roberta", "xlm-roberta")
+"""model_types whose first token's position comes after the padding token's id."""
+
+
+def positions_before_first(config: JsonObject) -> int:
+    """Rows of the position table before that of a text's first token; ModelError if none is left."""
+    if config.get("model_type") not in POSITIONS_AFTER_PADDING:
+        return 0
+    where = "config.json"
+    padding_id = setting(where, config, "pad_token_id", int, 1)
+    num_positions = positive(where, config, "max_position_embeddings")
+    if not 0 <= padding_id < num_positions - 1:
+        raise ModelError(
+            f"{where}: pad_token_id={padding_id} leaves no position for text among the "
+            f"max_position_embeddings={num_positions}"
+        )
+    return padding_id + 1
 
 
 def read_text_settings(
@@ -81,6 +99,7 @@ def _max_length(transformer: JsonObject, tokenizer_config: JsonObject, config: J
     """The module's own maximum, else the tokenizer's; never more than the model has positions.
 
     tokenizer.json's truncation does not count. A tokenizer without a maximum says 1e30.
+    sentence-transformers counts the rows before the first position too, and fails on texts so long.
     """
     where = "sentence_bert_config.json"
     own = transformer.get("max_seq_length")
@@ -89,7 +108,9 @@ def _max_length(transformer: JsonObject, tokenizer_config: JsonObject, config: J
         if unknown := set(arguments) - {"model_max_length", "padding_side", "trust_remote_code"}:
             raise ModelError(f"{where}: {group} has {sorted(unknown)}; supported: model_max_length")
         own = arguments.get("model_max_length", own)
-    limits = [config.get("max_position_embeddings")]
+    positions = config.get("max_position_embeddings")
+    before = positions_before_first(config)
+    limits = [positions - before if before else positions]
     limits.append(
         tokenizer_config.get("model_max_length", tokenizer_config.get("max_len"))
         if own is None

@@ -59,25 +59,36 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory, minilm_folder: Path) -> 
         num_attention_heads=4,
         initializer_range=0.3,
     )
-    folder = tmp_path_factory.mktemp("tiny-bert")
-    BertModel(config).eval().save_pretrained(folder)
+    return save_with_tokenizer(
+        BertModel(config), tmp_path_factory.mktemp("tiny-bert"), minilm_folder
+    )
+
+
+def save_with_tokenizer(encoder: Any, folder: Path, minilm_folder: Path) -> Path:
+    encoder.eval().save_pretrained(folder)
     for name in TOKENIZER_FILES:
         shutil.copy(minilm_folder / name, folder / name)
     return folder
 
 
 @pytest.fixture
+def save_encoder(tmp_path: Path, minilm_folder: Path) -> Callable[[Any], Path]:
+    """Saves an encoder of transformers with MiniLM's tokenizer."""
+    return lambda encoder: save_with_tokenizer(encoder, tmp_path / "encoder", minilm_folder)
+
+
+@pytest.fixture
 def make_folder(tmp_path: Path, tiny_bert: Path) -> MakeFolder:
     """Saves the tiny model with the given modules after the Transformer, as sentence-transformers does."""
 
-    def make(*modules: Any, name: str = "tiny", **options: Any) -> Path:
+    def make(*modules: Any, name: str = "tiny", encoder: Path = tiny_bert, **options: Any) -> Path:
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.sentence_transformer.modules import Transformer
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model = SentenceTransformer(
-                modules=[Transformer(str(tiny_bert)), *modules], device="cpu", **options
+                modules=[Transformer(str(encoder)), *modules], device="cpu", **options
             )
             model.save(str(tmp_path / name), create_model_card=False)
         return tmp_path / name

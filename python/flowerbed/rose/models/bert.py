@@ -92,6 +92,9 @@ class BertConfig:
 class Bert:
     """Token ids to hidden states."""
 
+    PREFIX = "bert."
+    HEADS = ("cls.",)  # beside the prefix: of other tasks, not loaded
+
     def __init__(self, config: JsonObject, weights: Weights) -> None:
         """Loads the weights; ModelError if one is missing, unknown or has another shape."""
         self.config = read = BertConfig.read(config)
@@ -101,7 +104,9 @@ class Bert:
         )  # a token and layer
         self.attention_scale = dense_flops / (4 * read.hidden)
         weights.rename(
-            prefix="bert.", ignored=("pooler.", "embeddings.position_ids"), ignored_heads=("cls.",)
+            prefix=self.PREFIX,
+            ignored=("pooler.", "embeddings.position_ids"),
+            ignored_heads=self.HEADS,
         )
         rows = (read.vocab_rows, read.max_positions, read.type_rows)
         self.embedding = InputEmbedding(weights, "embeddings", rows, read.hidden, read.eps)

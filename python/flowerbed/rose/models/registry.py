@@ -12,7 +12,13 @@ from flowerbed.folder_files import JsonObject
 from flowerbed.rose.inputs import ForwardContext
 from flowerbed.rose.weights import Weights
 
-ARCHITECTURES = {"bert": ("flowerbed.rose.models.bert", "Bert")}
+_ROBERTA = ("flowerbed.rose.models.roberta", "Roberta")
+ARCHITECTURES = {
+    "bert": ("flowerbed.rose.models.bert", "Bert"),
+    "camembert": _ROBERTA,
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+}
 """model_type -> module and class."""
 
 
