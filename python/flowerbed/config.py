@@ -17,10 +17,11 @@ DEFAULT_DEVICE = "auto"
 DEFAULT_LOG_LEVEL = "info"
 DEFAULT_WORKER_LISTEN = "127.0.0.1:50051"
 REQUEST_TIMEOUT_S = 60.0
-CPU_BATCH_TOKENS = 512
-"""Knee of a two-core CPU: larger steps are hardly more efficient and make what is behind them wait."""
-CPU_SATURATION_BATCH_TOKENS = 2_048
-"""Step of bulk work while nobody waits for queries."""
+CPU_BATCH_TOKENS = 256
+"""Knee of a two-core CPU: larger steps are hardly more efficient (docs/measured-facts.md) and make
+what is behind them wait."""
+CPU_SATURATION_BATCH_TOKENS = 512
+"""Step of bulk work while nobody waits for queries; the first query after a pause waits for it."""
 MAX_BATCH_SEQUENCES = 64
 STEP_TIMEOUT_S = 30.0
 
