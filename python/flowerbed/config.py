@@ -74,6 +74,7 @@ class ModelInfo:
     dtype: str
     device: str
     pooling: str
+    token_dimensions: int  # of the head tokens
 
 
 @dataclass(frozen=True, slots=True)

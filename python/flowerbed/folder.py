@@ -74,6 +74,7 @@ class ModelFolder:
     revision: str
     prefix: str  # where config.json and the weights lie: "" or "0_Transformer/"
     config: JsonObject  # config.json as it is
+    hidden_size: int  # values of one token's vector
     pooling: tuple[str, ...]  # of POOLING_MODES; their vectors are joined in this order
     after_pooling: tuple[AfterPooling, ...]  # without a Normalize at the end
     normalize: bool  # the folder ends with a Normalize, which a request may turn off
@@ -147,6 +148,7 @@ def read_folder(model: ResolvedModel) -> ModelFolder:
         revision=model.revision,
         prefix=prefix,
         config=config,
+        hidden_size=hidden,
         pooling=pooling,
         after_pooling=tuple(after_pooling),
         normalize=normalize,

@@ -108,9 +108,9 @@ def _max_length(transformer: JsonObject, tokenizer_config: JsonObject, config: J
         if unknown := set(arguments) - {"model_max_length", "padding_side", "trust_remote_code"}:
             raise ModelError(f"{where}: {group} has {sorted(unknown)}; supported: model_max_length")
         own = arguments.get("model_max_length", own)
-    positions = config.get("max_position_embeddings")
-    before = positions_before_first(config)
-    limits = [positions - before if before else positions]
+    limits: list[Any] = [config.get("max_position_embeddings")]
+    if before := positions_before_first(config):
+        limits = [positive("config.json", config, "max_position_embeddings") - before]
     limits.append(
         tokenizer_config.get("model_max_length", tokenizer_config.get("max_len"))
         if own is None

@@ -108,7 +108,7 @@ def test_parts_that_do_not_fit_each_other_are_refused(parts, message):
 
 
 def test_a_head_that_the_model_lacks_is_refused(minilm):
-    with pytest.raises(ModelError, match="no head 'score'; it has embed"):
+    with pytest.raises(ModelError, match="no head 'score'; it has embed, tokens"):
         minilm.step(changed(head="score"))
 
 

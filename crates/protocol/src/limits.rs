@@ -9,7 +9,9 @@ pub const MAX_INPUTS: usize = 2_048;
 pub const MAX_BODY_BYTES: usize = 32 * 1024 * 1024;
 /// One gRPC message, either way (tonic's own default is 4 MiB: 1,024 vectors of 1,024 floats).
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024 * 1024;
-/// Rows (segments) of one chunk.
+/// Rows of one chunk in all their formats, and of one step: a message, less its envelope.
+pub const MAX_RESULT_BYTES: usize = MAX_MESSAGE_BYTES / 16 * 15;
+/// Rows of one chunk.
 pub const MAX_ROWS: usize = 65_536;
 /// Output formats of one chunk.
 pub const MAX_OUTPUTS: usize = 8;

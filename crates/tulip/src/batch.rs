@@ -136,7 +136,7 @@ impl Batch {
     }
 }
 
-/// Sizes within a batch fit 32 bits: a chunk is at most one gRPC message of 64 MiB.
+/// Sizes within a batch fit 31 bits: ids come in messages of 64 MiB, and a step's rows have as much.
 fn to_u32(size: usize) -> u32 {
     u32::try_from(size).unwrap_or(u32::MAX)
 }

@@ -45,7 +45,8 @@ pub struct Chunk {
     pub ids: Vec<u32>,
     /// At least one; in order, end to end.
     pub sequences: Vec<Sequence>,
-    /// `[num_rows]` start and end of each row's tokens, counted in its sequence.
+    /// `[num_rows]` start and end of each row's tokens, counted in its sequence; one token each
+    /// where the head is [`Head::Tokens`].
     pub segments: Vec<(u32, u32)>,
     /// At least one.
     pub outputs: Vec<RowFormat>,
@@ -68,14 +69,11 @@ impl Chunk {
         let mut sequences = check_lengths(&lengths, ids.len(), model)?;
         check_ids(&ids, &sequences, model)?;
         let has_pairs = check_pairs(&column("pair_start", &request.pair_start)?, &mut sequences)?;
-        let segments = check_segments(&column("segments", &request.segments)?, &mut sequences)?;
-        let outputs = check_outputs(&request.outputs, model)?;
-        let row_bytes: usize = outputs.iter().map(|output| output.row_bytes).sum();
-        if segments.len() > limits::MAX_ROWS
-            || segments.len() * row_bytes > limits::MAX_MESSAGE_BYTES / 16 * 15
-        {
-            let message = format!("{} rows are too many for one call", segments.len());
-            return Err(Error::new(ErrorKind::TooLarge, message).in_field("segments"));
+        let mut segments = check_segments(&column("segments", &request.segments)?, &mut sequences)?;
+        let outputs = check_outputs(&request.outputs, head, model)?;
+        check_size(head, &segments, &outputs)?;
+        if head == Head::Tokens {
+            segments = one_row_a_token(&segments, &mut sequences);
         }
         let lane = match request.lane() {
             v1::Lane::Online => Lane::Online,
@@ -117,6 +115,14 @@ impl Chunk {
             }],
             has_pairs: false,
         }
+    }
+
+    /// Bytes of all rows of each sequence.
+    pub fn result_bytes(&self) -> impl Iterator<Item = u64> {
+        let row_bytes: usize = self.outputs.iter().map(|output| output.row_bytes).sum();
+        self.sequences
+            .iter()
+            .map(move |sequence| (sequence.num_rows * row_bytes) as u64)
     }
 
     /// Ids of one sequence.
@@ -263,41 +269,92 @@ fn check_segments(segments: &[u32], sequences: &mut [Sequence]) -> Result<Vec<(u
         .collect())
 }
 
-fn check_outputs(outputs: &[v1::OutputSpec], model: &ModelConfig) -> Result<Vec<RowFormat>, Error> {
+/// Refuses an answer that would not fit one message, before anything is made of that size.
+fn check_size(head: Head, segments: &[(u32, u32)], outputs: &[RowFormat]) -> Result<(), Error> {
+    let num_rows = match head {
+        Head::Tokens => segments
+            .iter()
+            .map(|(start, end)| (end - start) as usize)
+            .sum(),
+        _ => segments.len(),
+    };
+    let row_bytes: usize = outputs.iter().map(|output| output.row_bytes).sum();
+    let max_rows = (limits::MAX_RESULT_BYTES / row_bytes.max(1)).min(limits::MAX_ROWS);
+    if num_rows <= max_rows {
+        return Ok(());
+    }
+    let message = format!(
+        "{num_rows} rows of {row_bytes} bytes are too many for one call, which may ask for \
+         {max_rows}; send fewer sequences a call, or ask for fewer dimensions or a smaller dtype"
+    );
+    Err(Error::new(ErrorKind::TooLarge, message).in_field("segments"))
+}
+
+/// Cuts each segment into its tokens.
+fn one_row_a_token(segments: &[(u32, u32)], sequences: &mut [Sequence]) -> Vec<(u32, u32)> {
+    let mut rows = Vec::new();
+    for sequence in sequences {
+        let own = sequence.first_row..sequence.first_row + sequence.num_rows;
+        sequence.first_row = rows.len();
+        for &(start, end) in &segments[own] {
+            rows.extend((start..end).map(|token| (token, token + 1)));
+        }
+        sequence.num_rows = rows.len() - sequence.first_row;
+    }
+    rows
+}
+
+fn check_outputs(
+    outputs: &[v1::OutputSpec],
+    head: Head,
+    model: &ModelConfig,
+) -> Result<Vec<RowFormat>, Error> {
     if outputs.is_empty() || outputs.len() > limits::MAX_OUTPUTS {
         let message = format!("1 to {} formats are needed", limits::MAX_OUTPUTS);
         return Err(Error::invalid("outputs", message));
     }
     outputs
         .iter()
-        .map(|output| check_output(output, model))
+        .map(|output| check_output(output, head, model))
         .collect()
 }
 
-fn check_output(output: &v1::OutputSpec, model: &ModelConfig) -> Result<RowFormat, Error> {
+fn check_output(
+    output: &v1::OutputSpec,
+    head: Head,
+    model: &ModelConfig,
+) -> Result<RowFormat, Error> {
+    // The model's own modules say how a pooled vector is cut and scaled, and nothing of a token's.
+    let (size, allowed, normalize) = match head {
+        Head::Tokens => (model.token_dimensions, &[][..], false),
+        _ => (
+            model.dimensions,
+            &model.allowed_dimensions[..],
+            model.normalize,
+        ),
+    };
     let dimensions = if output.dimensions == 0 {
-        model.dimensions
+        size
     } else {
         output.dimensions
     };
-    let is_listed =
-        model.allowed_dimensions.is_empty() || model.allowed_dimensions.contains(&dimensions);
-    if dimensions > model.dimensions || (dimensions != model.dimensions && !is_listed) {
-        let message = if model.allowed_dimensions.is_empty() {
+    let is_listed = allowed.is_empty() || allowed.contains(&dimensions);
+    if dimensions > size || (dimensions != size && !is_listed) {
+        let message = if allowed.is_empty() {
             format!(
-                "{dimensions} is not within 1 to {}, the size of {}",
-                model.dimensions, model.id
+                "{dimensions} is not within 1 to {size}, the size of {}",
+                model.id
             )
         } else {
             format!(
-                "{dimensions} is not one of {:?}, the sizes of {}",
-                model.allowed_dimensions, model.id
+                "{dimensions} is not one of {allowed:?}, the sizes of {}",
+                model.id
             )
         };
         return Err(Error::invalid("dimensions", message));
     }
     let normalize = match output.normalize() {
-        v1::Normalize::Model => model.normalize,
+        v1::Normalize::Model => normalize,
         v1::Normalize::On => true,
         v1::Normalize::Off => false,
     };

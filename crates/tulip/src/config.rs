@@ -53,6 +53,7 @@ pub struct ModelConfig {
     pub dtype: String,
     pub device: String,
     pub pooling: String,
+    pub token_dimensions: u32,
 }
 
 /// What a model can answer with.
@@ -125,6 +126,7 @@ impl ModelConfig {
             dtype: self.dtype.clone(),
             device: self.device.clone(),
             pooling: self.pooling.clone(),
+            token_dimensions: self.token_dimensions,
         }
     }
 }

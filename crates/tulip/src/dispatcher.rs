@@ -88,6 +88,7 @@ impl Dispatcher {
             budget: config.max_batch_tokens,
             saturation_budget: config.saturation_batch_tokens.max(config.max_batch_tokens),
             slots: config.max_batch_sequences,
+            result_bytes: limits::MAX_RESULT_BYTES as u64,
         };
         Self {
             cost: CostModel::new(config.model.attention_scale),
@@ -177,6 +178,7 @@ impl Dispatcher {
             lane: chunk.lane,
             head: chunk.head,
             costs,
+            result_bytes: chunk.result_bytes().collect(),
             enqueued: now,
             deadline,
         };

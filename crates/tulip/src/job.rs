@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use flowerbed_protocol::{Error, ErrorKind, v1};
+use flowerbed_protocol::{Error, ErrorKind, packed, v1};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::batch::RowRun;
 use crate::chunk::Chunk;
+use crate::config::Head;
 
 /// What the handler of a call waits for.
 pub(crate) type Reply = oneshot::Sender<Result<v1::RunResponse, Error>>;
@@ -112,6 +113,7 @@ impl JobState {
     /// Answers with the rows. The caller may have hung up meanwhile, which is no error.
     pub(crate) fn answer(self, load: v1::Load) {
         let num_rows = self.chunk.segments.len() as u64;
+        let row_offsets = self.row_offsets();
         let outputs = self
             .chunk
             .outputs
@@ -121,7 +123,7 @@ impl JobState {
                 head: self.chunk.head.to_wire().into(),
                 dtype: format.dtype.into(),
                 shape: vec![num_rows, u64::from(format.dimensions)],
-                row_offsets: Bytes::new(),
+                row_offsets: row_offsets.clone(),
                 data: rows.into(),
             });
         let response = v1::RunResponse {
@@ -130,6 +132,19 @@ impl JobState {
             load: Some(load),
         };
         let _ = self.reply.send(Ok(response));
+    }
+
+    /// Where each sequence's rows begin, and where the last one's end, if it has one a token.
+    fn row_offsets(&self) -> Bytes {
+        if self.chunk.head != Head::Tokens {
+            return Bytes::new();
+        }
+        let starts = self.chunk.sequences.iter().map(|s| s.first_row);
+        let offsets: Vec<u32> = starts
+            .chain([self.chunk.segments.len()])
+            .map(|row| u32::try_from(row).unwrap_or(u32::MAX))
+            .collect();
+        packed::from_u32s(&offsets)
     }
 
     /// Answers with an error.

@@ -4,9 +4,9 @@
 //! tells it the time, and says which jobs are still wanted.
 //!
 //! Rules, simple on purpose: lanes are served in order, within a lane strictly first come, first
-//! served; a batch closes when the next sequence would pass the budget or the slot limit; a
-//! sequence larger than the budget runs alone; there is no linger timer, since what arrived while
-//! the device was busy is the next batch.
+//! served; a batch closes when the next sequence would pass the budget, the slot limit or the size
+//! of a result; a sequence larger than the budget runs alone; there is no linger timer, since what
+//! arrived while the device was busy is the next batch.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -87,6 +87,8 @@ pub struct Job {
     pub head: Head,
     /// Cost of each sequence.
     pub costs: Arc<[u64]>,
+    /// Bytes of the rows of each sequence.
+    pub result_bytes: Arc<[u64]>,
     /// When it came in.
     pub enqueued: Instant,
     /// After this it is not worth device time.
@@ -126,6 +128,16 @@ pub struct StepLimits {
     pub saturation_budget: u64,
     /// Places for sequences.
     pub slots: usize,
+    /// Bytes of all rows; no sequence alone has more.
+    pub result_bytes: u64,
+}
+
+/// What is left in a step.
+#[derive(Clone, Copy, Debug)]
+struct Room {
+    cost: u64,
+    slots: usize,
+    bytes: u64,
 }
 
 #[derive(Debug)]
@@ -239,6 +251,7 @@ impl Scheduler {
         }
         let mut plan: Option<Plan> = None;
         let mut slots_left = self.limits.slots;
+        let mut bytes_left = self.limits.result_bytes;
         let budget = self.budget(now);
         while let Some(lane) = self.next_lane(stream, now) {
             let Some(queued) = self.lanes[lane].front_mut() else {
@@ -253,8 +266,12 @@ impl Scheduler {
             if plan.head != queued.job.head {
                 break;
             }
-            let budget_left = budget.saturating_sub(plan.cost);
-            let (count, cost) = queued.fit(budget_left, slots_left, plan.picks.is_empty());
+            let room = Room {
+                cost: budget.saturating_sub(plan.cost),
+                slots: slots_left,
+                bytes: bytes_left,
+            };
+            let (count, cost, bytes) = queued.fit(room, plan.picks.is_empty());
             if count == 0 {
                 break;
             }
@@ -265,6 +282,7 @@ impl Scheduler {
             });
             plan.cost += cost;
             slots_left -= count;
+            bytes_left = bytes_left.saturating_sub(bytes);
             queued.next += count;
             queued.cost_left -= cost;
             self.queued_cost[lane] -= cost;
@@ -331,19 +349,23 @@ impl Queued {
         }
     }
 
-    /// How many of the next sequences fit, and their cost. The first of a batch always fits.
-    fn fit(&self, budget_left: u64, slots_left: usize, is_first: bool) -> (usize, u64) {
-        let mut count = 0;
-        let mut cost = 0;
-        for &next in self.job.costs[self.next..].iter().take(slots_left) {
+    /// How many of the next sequences fit, their cost and the bytes of their rows. The first of a
+    /// batch always fits.
+    fn fit(&self, room: Room, is_first: bool) -> (usize, u64, u64) {
+        let (mut count, mut cost, mut bytes) = (0, 0, 0);
+        let left = self.job.costs[self.next..].iter();
+        let left = left.zip(&self.job.result_bytes[self.next..]);
+        for (next_cost, next_bytes) in left.take(room.slots) {
             let is_alone = is_first && count == 0;
-            if !is_alone && cost + next > budget_left {
+            let is_over = cost + next_cost > room.cost || bytes + next_bytes > room.bytes;
+            if !is_alone && is_over {
                 break;
             }
             count += 1;
-            cost += next;
+            cost += next_cost;
+            bytes += next_bytes;
         }
-        (count, cost)
+        (count, cost, bytes)
     }
 }
 

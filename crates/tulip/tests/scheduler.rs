@@ -16,6 +16,7 @@ const LIMITS: StepLimits = StepLimits {
     budget: 100,
     saturation_budget: 100,
     slots: 8,
+    result_bytes: 1_000,
 };
 
 fn job(id: u64, lane: Lane, costs: &[u64], now: Instant) -> Job {
@@ -24,6 +25,7 @@ fn job(id: u64, lane: Lane, costs: &[u64], now: Instant) -> Job {
         lane,
         head: Head::Embed,
         costs: Arc::from(costs),
+        result_bytes: costs.iter().map(|_| 1).collect(),
         enqueued: now,
         deadline: now + FAR,
     }
@@ -52,6 +54,22 @@ fn a_batch_closes_at_the_budget_and_the_rest_goes_next() {
     scheduler.push(job(1, Lane::Bulk, &[40, 40, 40], now));
     assert_eq!(next(&mut scheduler, now), [(1, 0, 2)]);
     assert_eq!(next(&mut scheduler, now), [(1, 2, 1)]);
+    assert!(scheduler.is_empty());
+}
+
+#[test]
+fn a_batch_closes_before_its_rows_are_too_many_bytes() {
+    let (mut scheduler, now) = (on_cpu(), Instant::now());
+    for (id, result_bytes) in [(1, [600, 400]), (2, [1, 2_000]), (3, [500, 500])] {
+        scheduler.push(Job {
+            result_bytes: Arc::from(result_bytes),
+            ..job(id, Lane::Bulk, &[1, 1], now)
+        });
+    }
+    assert_eq!(next(&mut scheduler, now), [(1, 0, 2)]);
+    assert_eq!(next(&mut scheduler, now), [(2, 0, 1)]);
+    assert_eq!(next(&mut scheduler, now), [(2, 1, 1)], "runs alone");
+    assert_eq!(next(&mut scheduler, now), [(3, 0, 2)]);
     assert!(scheduler.is_empty());
 }
 
@@ -207,9 +225,14 @@ fn a_failed_batch_is_halved_until_the_culprit_is_alone() {
     assert_eq!(good, HashSet::from([(1, 0), (1, 1), (2, 0), (2, 1)]));
 }
 
+/// Bytes of the rows of a sequence in the test below, some above the limit.
+fn row_bytes(cost: &u64) -> u64 {
+    cost * 97 % 1_100
+}
+
 proptest! {
     /// Whatever comes in and whenever batches are asked for: no sequence is lost or runs twice,
-    /// budget and slots are kept, order holds within a lane, and the accounts are right.
+    /// budget, slots and bytes are kept, order holds within a lane, and the accounts are right.
     #[test]
     fn every_sequence_runs_once_in_order_within_the_limits(
         arrivals in prop::collection::vec(
@@ -227,8 +250,10 @@ proptest! {
             let Some(plan) = scheduler.next_plan(Stream::Normal, now) else { return false };
             let mut cost = 0;
             let mut count = 0;
+            let mut bytes = 0;
             for pick in &plan.picks {
                 let picked = pick.first..pick.first + pick.count;
+                bytes += costs_of[&pick.job.0][picked.clone()].iter().map(row_bytes).sum::<u64>();
                 cost += costs_of[&pick.job.0][picked.clone()].iter().sum::<u64>();
                 count += pick.count;
                 let lane = lane_of[&pick.job.0];
@@ -237,13 +262,15 @@ proptest! {
             assert_eq!(cost, plan.cost);
             assert!(count > 0 && count <= LIMITS.slots);
             assert!(cost <= LIMITS.budget || count == 1);
+            assert!(bytes <= LIMITS.result_bytes || count == 1);
             true
         };
         for (id, (lane, costs, pulls, wait_ms)) in (1..).zip(arrivals) {
             lane_of.insert(id, lane);
             costs_of.insert(id, costs.clone());
             pushed.push((id, lane, costs.len()));
-            scheduler.push(job(id, Lane::ALL[lane], &costs, now));
+            let result_bytes = costs.iter().map(row_bytes).collect();
+            scheduler.push(Job { result_bytes, ..job(id, Lane::ALL[lane], &costs, now) });
             for _ in 0..pulls {
                 now += Duration::from_millis(wait_ms);
                 check(&mut scheduler, now, &lane_of, &costs_of);

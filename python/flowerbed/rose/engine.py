@@ -6,9 +6,11 @@ from one thread at a time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Self
 
 import torch
+from torch import Tensor
 
 from flowerbed.config import CPU_BATCH_TOKENS, DType, ModelInfo
 from flowerbed.errors import ModelError
@@ -16,12 +18,15 @@ from flowerbed.folder import ModelFolder
 from flowerbed.rose.device import TORCH_DTYPES, pick_device, pick_dtype
 from flowerbed.rose.inputs import Batch, PackedBatch, RowFormat, prepare
 from flowerbed.rose.kernels.pack import pack_rows
-from flowerbed.rose.layers.pooled import EmbedHead
+from flowerbed.rose.kernels.pooling import SegmentTable
+from flowerbed.rose.layers.pooled import EmbedHead, token_rows
 from flowerbed.rose.lazy import LazyTensor
 from flowerbed.rose.models.registry import Encoder, encoder_class
 from flowerbed.rose.weights import Progress, Weights
 
-HEADS = ("embed",)
+Head = Callable[[Tensor, SegmentTable], Tensor]
+"""Hidden states and segments to rows, [num_segments, width] float32."""
+
 WARM_UP_TOKENS = (1, 32, 64, 128, CPU_BATCH_TOKENS)
 
 
@@ -32,7 +37,7 @@ class Engine:
         self,
         folder: ModelFolder,
         encoder: Encoder,
-        head: EmbedHead,
+        heads: dict[str, Head],
         device: torch.device,
         dtype: DType,
     ) -> None:
@@ -41,7 +46,7 @@ class Engine:
         self.device = device
         self.dtype = dtype
         self._encoder = encoder
-        self._head = head
+        self._heads = heads
 
     @classmethod
     def load(
@@ -80,8 +85,8 @@ class Engine:
         ):
             encoder = make_encoder(folder.config, weights)
             weights.finish()
-            head = EmbedHead(folder, target)
-        engine = cls(folder, encoder, head, target, chosen)
+            heads: dict[str, Head] = {"embed": EmbedHead(folder, target), "tokens": token_rows}
+        engine = cls(folder, encoder, heads, target, chosen)
         engine.warm_up()
         return engine
 
@@ -99,11 +104,12 @@ class Engine:
             dimensions=folder.dimensions,
             allowed_dimensions=folder.allowed_dimensions,
             normalize=folder.normalize,
-            heads=HEADS,
+            heads=tuple(self._heads),
             attention_scale=self._encoder.attention_scale,
             dtype=self.dtype,
             device=str(self.device),
             pooling="+".join(folder.pooling),
+            token_dimensions=folder.hidden_size,
         )
 
     def step(self, batch: Batch) -> LazyTensor:
@@ -116,12 +122,14 @@ class Engine:
             ValueError: The batch's parts do not fit each other.
             IndexError: An id or a position has no row in its table (on a CPU).
         """
-        if batch.head not in HEADS:
-            raise ModelError(f"this model has no head {batch.head!r}; it has {', '.join(HEADS)}")
+        head = self._heads.get(batch.head)
+        if head is None:
+            names = ", ".join(self._heads)
+            raise ModelError(f"this model has no head {batch.head!r}; it has {names}")
         with torch.inference_mode():
             inputs = prepare(batch, self.device)
             hidden = self._encoder(inputs.ids, inputs.context)
-            rows = self._head(hidden, inputs.segments)
+            rows = head(hidden, inputs.segments)
             packed = pack_rows(rows, inputs.formats, batch.num_result_bytes)
             return LazyTensor.launch(packed, mode="eager", padding_tokens=inputs.padding_tokens)
 

@@ -33,7 +33,7 @@ class Batch(Protocol):
 
     @property
     def head(self) -> str:
-        """What to compute: embed."""
+        """What to compute: embed, or tokens, whose segments are one token each."""
         ...
 
     @property
@@ -115,19 +115,23 @@ class PackedBatch:
         *,
         spans: Sequence[tuple[int, int, int]] | None = None,
         pair_starts: Sequence[int] | None = None,
+        head: str = "embed",
     ) -> Self:
         """Packs sequences, one row a segment.
 
         Args:
             sequences: Token ids of each sequence.
             formats: One for all rows, or one for each.
-            spans: Sequence, start and end of each segment in its tokens; None: each whole sequence.
+            spans: Sequence, start and end of each segment in its tokens; None: each whole sequence,
+                or each token for the head tokens.
             pair_starts: First token of each second text; the sequence's length if there is none.
+            head: What to compute.
         """
         lengths = [len(sequence) for sequence in sequences]
         offsets = np.cumsum([0, *lengths], dtype=np.int32)
         if spans is None:
-            table = np.stack([offsets[:-1], offsets[1:]], axis=1)
+            bounds = np.arange(offsets[-1] + 1, dtype=np.int32) if head == "tokens" else offsets
+            table = np.stack([bounds[:-1], bounds[1:]], axis=1)
         else:
             table = np.array(
                 [(offsets[s] + a, offsets[s] + b) for s, a, b in spans], dtype=np.int32
@@ -149,6 +153,7 @@ class PackedBatch:
             formats=np.array(row_table, dtype=np.int32).reshape(-1, 5),
             num_result_bytes=num_result_bytes,
             second_texts=None if pair_starts is None else np.array(pair_starts, dtype=np.int32),
+            head=head,
         )
 
     @property
@@ -215,6 +220,8 @@ def prepare(batch: Batch, device: torch.device) -> StepInputs:
         spans.min() < 0 or spans.max() > num_tokens or (spans[:, 1] < spans[:, 0]).any()
     ):
         raise ValueError("a segment lies outside the batch's tokens")
+    if batch.head == "tokens" and (np.diff(spans) != 1).any():
+        raise ValueError("a segment of the head tokens is one token")
 
     order = np.argsort(lengths, kind="stable")
     sorted_lengths = lengths[order]

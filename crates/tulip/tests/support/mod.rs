@@ -13,11 +13,14 @@ use bytes::Bytes;
 use flowerbed_protocol::v1::inference_client::InferenceClient;
 use flowerbed_protocol::{packed, v1};
 use flowerbed_tulip::batch::Batch;
+use flowerbed_tulip::config::Head;
 use flowerbed_tulip::{PendingRows, Pull, Tulip, WorkerConfig};
 use tempfile::TempDir;
 use tonic::transport::{Channel, Endpoint};
 
 pub(crate) const DIMENSIONS: u32 = 4;
+/// More than a pooled row has.
+pub(crate) const TOKEN_DIMENSIONS: u32 = 6;
 pub(crate) const VOCAB: u32 = 1_000;
 /// A batch that holds this id makes the fake step raise.
 pub(crate) const POISON: u32 = 666;
@@ -38,6 +41,7 @@ pub(crate) fn config(listen: &str) -> serde_json::Value {
             "text_sha256": "x", "max_length": 64, "vocab_rows": VOCAB, "dimensions": DIMENSIONS,
             "allowed_dimensions": [], "normalize": false, "heads": ["embed"],
             "attention_scale": 0.0, "dtype": "float32", "device": "cpu", "pooling": "mean",
+            "token_dimensions": TOKEN_DIMENSIONS,
         },
         "listen": listen, "token": null, "max_batch_tokens": 32, "saturation_batch_tokens": 32, "step_timeout_s": 30.0,
         "max_batch_sequences": 8,
@@ -141,7 +145,11 @@ fn fake_step(batch: &Batch) -> Bytes {
         let segment = format[0] as usize;
         let (start, end) = (batch.segments[2 * segment], batch.segments[2 * segment + 1]);
         let ids = &batch.ids[start as usize..end as usize];
-        for value in &row_of(ids)[..format[3] as usize] {
+        let row = match batch.head {
+            Head::Tokens => token_row(ids).to_vec(),
+            _ => row_of(ids).to_vec(),
+        };
+        for value in &row[..format[3] as usize] {
             rows.extend(value.to_le_bytes());
         }
         statuses.push(u8::from(ids.contains(&NAN)));
@@ -152,6 +160,13 @@ fn fake_step(batch: &Batch) -> Bytes {
 
 pub(crate) fn row_of(ids: &[u32]) -> [f32; DIMENSIONS as usize] {
     [ids.iter().sum::<u32>() as f32, ids.len() as f32, 0.0, 0.0]
+}
+
+/// The one token's id, then its negative.
+pub(crate) fn token_row(ids: &[u32]) -> [f32; TOKEN_DIMENSIONS as usize] {
+    assert_eq!(ids.len(), 1, "a row of the tokens head is one token");
+    let id = ids[0] as f32;
+    [id, 0.0, 0.0, 0.0, 0.0, -id]
 }
 
 pub(crate) fn request(sequences: &[&[u32]]) -> v1::RunRequest {

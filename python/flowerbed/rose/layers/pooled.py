@@ -1,4 +1,4 @@
-"""From hidden states to vectors: pooling and the folder's modules after it. Called by `engine`."""
+"""From hidden states to rows: pooled vectors, or the tokens' own. Called by `engine`."""
 
 from __future__ import annotations
 
@@ -39,6 +39,19 @@ class EmbedHead:
         for step in self.steps:
             rows = step(rows)
         return rows
+
+
+def token_rows(hidden: Tensor, segments: SegmentTable) -> Tensor:
+    """Hidden states of segments of one token each, as they are.
+
+    Args:
+        hidden: [num_tokens, hidden].
+        segments: The tokens, as `inputs.prepare` checked them.
+
+    Returns:
+        [num_segments, hidden] float32.
+    """
+    return hidden.index_select(0, segments.starts).float()
 
 
 def _dense(folder: ModelFolder, dense: Dense, device: torch.device) -> Linear:
