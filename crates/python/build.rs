@@ -1,25 +1,24 @@
 //! Stamps the module with its profile and a hash of the Rust sources, so that a stale build shows.
+//!
+//! The hash is CRC-32 over each file's path from the repository's root and its contents, in the order
+//! of the paths; `flowerbed doctor` computes the same.
 
-use std::collections::hash_map::DefaultHasher;
-use std::hash::{Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
 fn main() -> io::Result<()> {
     let mut files = Vec::new();
-    for root in ["..", "../../proto"] {
+    for (root, name) in [("..", "crates"), ("../../proto", "proto")] {
         println!("cargo:rerun-if-changed={root}");
-        collect(Path::new(root), &mut files)?;
+        collect(Path::new(root), name, &mut files)?;
     }
     files.sort();
-    let mut hasher = DefaultHasher::new();
-    for file in files {
-        fs::read(file)?.hash(&mut hasher);
+    let mut hash = 0;
+    for (name, file) in files {
+        hash = crc32(hash, name.as_bytes());
+        hash = crc32(hash, &fs::read(file)?);
     }
-    println!(
-        "cargo:rustc-env=FLOWERBED_SOURCE_HASH={:016x}",
-        hasher.finish()
-    );
+    println!("cargo:rustc-env=FLOWERBED_SOURCE_HASH={hash:08x}");
     #[allow(
         clippy::disallowed_methods,
         reason = "cargo tells a build script by environment"
@@ -29,18 +28,30 @@ fn main() -> io::Result<()> {
     Ok(())
 }
 
-fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
+/// Adds the name from the repository's root, with slashes, and the place of each source.
+fn collect(folder: &Path, name: &str, files: &mut Vec<(String, PathBuf)>) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
+        let entry = entry?;
+        let path = entry.path();
+        let name = format!("{name}/{}", entry.file_name().to_string_lossy());
         let extension = path
             .extension()
             .and_then(|e| e.to_str())
             .unwrap_or_default();
         if path.is_dir() {
-            collect(&path, files)?;
+            collect(&path, &name, files)?;
         } else if matches!(extension, "rs" | "proto" | "toml") {
-            files.push(path);
+            files.push((name, path));
         }
     }
     Ok(())
+}
+
+/// The CRC-32 of zlib, carried on from `crc`.
+fn crc32(crc: u32, bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(!crc, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
+            (crc >> 1) ^ (0xEDB8_8320 & (crc & 1).wrapping_neg())
+        })
+    })
 }

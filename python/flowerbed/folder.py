@@ -121,7 +121,8 @@ def read_folder(model: ResolvedModel) -> ModelFolder:
     prefix = _prefix(modules[0])
     files.need(prefix + "config.json", "it says which architecture the weights are of")
     config = files.json_object(prefix + "config.json") or {}
-    weight_files(files, prefix)
+    if model.has_weights:
+        weight_files(files, prefix)
     tokenizer_file = _tokenizer_file(files, prefix)
     hidden = positive("config.json", config, "hidden_size")
     pooling, pool_prompt = _pooling(files, _prefix(modules[1]), hidden)
@@ -130,6 +131,8 @@ def read_folder(model: ResolvedModel) -> ModelFolder:
     for kind, path in modules[2:]:
         if kind == "Dense":
             dense = _dense(files, _prefix((kind, path)), width)
+            if model.has_weights:
+                weight_files(files, dense.prefix)
             after_pooling.append(dense)
             width = dense.out_features
         else:
@@ -168,14 +171,14 @@ def weight_files(files: FolderFiles, prefix: str) -> list[str]:
         return [single]
     values = files.json_object(index)
     if values is None:
+        if any(files.root.glob(f"{prefix}model-*-of-*.safetensors")):
+            raise ModelError(f"the weights are in shards, but their index {index} is missing")
         for pickle in ("pytorch_model.bin", "pytorch_model.bin.index.json"):
             if files.path(prefix + pickle) is not None:
                 raise ModelError(
                     f"the weights are only there as {prefix}{pickle}, a pickle, which could run code: "
                     "convert them to safetensors (load and save the model with transformers)"
                 )
-        if any(files.root.glob(f"{prefix}model-*-of-*.safetensors")):
-            raise ModelError(f"the weights are in shards, but their index {index} is missing")
         raise ModelError(f"the model's folder has no weights: {single} is missing")
     shards = setting(index, values, "weight_map", dict, {}).values()
     if not shards or not all(isinstance(shard, str) for shard in shards):
@@ -310,7 +313,6 @@ def _dense(files: FolderFiles, prefix: str, width: int) -> Dense:
         raise ModelError(
             f"{where}: in_features={dense.in_features}, but what comes before gives {width}"
         )
-    weight_files(files, prefix)
     return dense
 
 

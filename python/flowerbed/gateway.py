@@ -70,7 +70,7 @@ def run(
 
 def gateway_model(model: str | None, revision: str | None) -> GatewayModel:
     """What the gateway knows of a model. It answers to its id, the id's last part, and `default`."""
-    folder = read_folder(hub.resolve(model, revision=revision))
+    folder = read_folder(hub.resolve(model, revision=revision, weights=False))
     aliases = dict.fromkeys((folder.id.rpartition("/")[2], DEFAULT_ALIAS))
     return GatewayModel(
         id=folder.id,

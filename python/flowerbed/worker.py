@@ -13,9 +13,10 @@ from collections.abc import Callable
 from types import FrameType
 
 from flowerbed._core import InferenceServer
-from flowerbed.config import CPU_BATCH_TOKENS, DType, WorkerConfig
+from flowerbed.config import DType, WorkerConfig
 from flowerbed.folder import read_folder
 from flowerbed.hub import resolve
+from flowerbed.knee import default_budget
 from flowerbed.rose.device import is_device_fault
 from flowerbed.rose.engine import Engine
 from flowerbed.rose.inputs import PackedBatch, RowFormat
@@ -58,11 +59,12 @@ def run(
     Returns:
         The exit code: 0 after a drain, `EXIT_DEVICE_FAULT` after a fault of the device.
     """
-    folder = read_folder(resolve(model, revision=revision))
+    folder = read_folder(resolve(model, revision=revision, progress=progress))
     engine = Engine.load(folder, device=device, dtype=dtype, progress=progress)
-    budget = max_batch_tokens or CPU_BATCH_TOKENS
+    info = engine.info()
+    budget = max_batch_tokens or default_budget(info.device, info.space)
     config = WorkerConfig(
-        model=engine.info(),
+        model=info,
         listen=listen,
         token=token,
         max_batch_tokens=budget,

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from flowerbed.cli import models
+from flowerbed.cli.doctor import doctor
 from flowerbed.cli.gateway import gateway
 from flowerbed.cli.serve import serve
 from flowerbed.cli.worker import worker
@@ -25,6 +27,8 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(gateway)
 app.command()(worker)
+app.command()(doctor)
+app.add_typer(models.app)
 
 _PARTS = {
     "flowerbed._core": "build the Rust core: make build",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -21,9 +22,10 @@ _REPORT_EVERY_S = 0.1
 class Loading:
     """A spinner, a bar of the bytes so far and the seconds. Gone after `finish` or on leaving."""
 
-    def __init__(self, model: str, log_format: LogFormat) -> None:
+    def __init__(self, model: str, log_format: LogFormat, verb: str = "loading") -> None:
         self.relay: Relay | None = None  # prints a line above the display, where there is one
         self._model = model
+        self._verb = verb
         self._is_wanted = log_format is LogFormat.TEXT and _is_terminal()
         self._shown: tuple[Progress, TaskID] | None = None
 
@@ -67,13 +69,45 @@ class Loading:
 
         name = self._model.rpartition("/")[2]
         console = Console(stderr=True)
-        text = TextColumn("loading [bold]{task.description}[/bold]")
+        text = TextColumn(f"{self._verb} [bold]{{task.description}}[/bold]")
         size = DownloadColumn(table_column=Column(no_wrap=True, min_width=16))
         columns = (SpinnerColumn(), text, BarColumn(bar_width=20), size, TimeElapsedColumn())
         progress = Progress(*columns, console=console, transient=True)
         self._shown = progress, progress.add_task(escape(name), total=None)
         self.relay = lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True)
         progress.start()
+
+
+class Fetching:
+    """A bar for a download, from its first byte on: what is cached shows none.
+
+    `advance` is None where nothing can be shown, so that the download writes log lines instead.
+    """
+
+    def __init__(self, model: str | None, log_format: LogFormat) -> None:
+        self._model = model or ""
+        self._log_format = log_format
+        self._shown: Loading | None = None
+        is_shown = log_format is LogFormat.TEXT and _is_terminal()
+        self.advance: Callable[[int, int], None] | None = self._advance if is_shown else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def _advance(self, num_bytes: int, total_bytes: int) -> None:
+        if self._shown is None:
+            self._shown = Loading(self._model, self._log_format, "fetching")
+            self._shown.__enter__()
+        self._shown.advance(num_bytes, total_bytes)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._shown:
+            self._shown.finish()
 
 
 class Reporting:

@@ -8,7 +8,7 @@ import typer
 
 from flowerbed import config, logs
 from flowerbed.cli import options
-from flowerbed.cli.progress import Loading
+from flowerbed.cli.progress import Fetching, Loading
 from flowerbed.ready import Ready
 
 
@@ -81,7 +81,10 @@ def _checked(settings: config.ServeConfig) -> tuple[config.ServeConfig, str]:
     from flowerbed import hub
     from flowerbed.folder import read_folder
 
-    resolved = hub.resolve(settings.model, revision=settings.revision)
+    with Fetching(settings.model, settings.log_format) as fetching:
+        resolved = hub.resolve(
+            settings.model, revision=settings.revision, progress=fetching.advance
+        )
     model_id = read_folder(resolved).id
     is_from_hub = settings.model is not None and resolved.revision != hub.LOCAL_REVISION
     if is_from_hub:  # all children take the same commit, even if a branch moves meanwhile

@@ -1,0 +1,153 @@
+"""`flowerbed doctor`: what this installation consists of, what is wrong with it, and its knee."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flowerbed import config, logs
+from flowerbed.cli import options
+from flowerbed.cli.progress import Fetching, Loading
+
+if TYPE_CHECKING:  # loads torch
+    from flowerbed.knee import Knee
+    from flowerbed.measure import Point
+    from flowerbed.report import Report
+
+
+def doctor(
+    model: options.Model = None,
+    revision: options.Revision = None,
+    device: options.Device = config.DEFAULT_DEVICE,
+    dtype: options.Dtype = config.DType.AUTO,
+    host: options.Host = config.DEFAULT_HOST,
+    port: options.Port = config.DEFAULT_PORT,
+    max_batch_tokens: options.MaxBatchTokens = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Load the model, time whole steps of 32 to 4,096 tokens, and keep the knee: "
+            "workers of this model on this machine then take it as their budget.",
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    log_format: options.Log = config.LogFormat.TEXT,
+) -> None:
+    """Say what is installed, what is found on this machine, and what would keep `serve` from working.
+
+    Reads versions, devices, threads, budgets, the model, limits. Without --measure it loads no model and
+    uses no network: a hub id is only looked up in the cache.
+
+    Exit codes: 0 if serving would work, 1 with the reasons if not, or if the machine was too busy to
+    measure.
+    """
+    from flowerbed.doctor import examine
+
+    logs.setup(log_format)
+    if measure:  # before torch is loaded, which reads it once; as `serve` sets it for its workers
+        from flowerbed import machine
+
+        os.environ.setdefault(machine.THREADS_VARIABLE, str(machine.num_threads()))
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    report = examine(
+        model,
+        revision,
+        device=device,
+        host=host,
+        port=port,
+        max_batch_tokens=max_batch_tokens,
+    )
+    if not measure:
+        print(json.dumps(report.as_dict(), indent=2) if as_json else _text(report))
+        raise typer.Exit(0 if report.is_good else 1)
+    if not as_json:
+        print(_text(report))
+    points, found, is_kept = _measure(model, revision, device, dtype, log_format)
+    if as_json:
+        table = [
+            {"tokens": p.tokens, "ms": p.ms, "tokens_per_s": p.tokens_per_second} for p in points
+        ]
+        measured = {
+            "steps": table,
+            "max_batch_tokens": found.tokens,
+            "space": found.conditions.space,
+        }
+        measured["kept"] = is_kept
+        print(json.dumps({**report.as_dict(), "measured": measured}, indent=2))
+    else:
+        print(_table(points, found, is_kept=is_kept))
+    raise typer.Exit(0 if report.is_good and is_kept else 1)
+
+
+def _measure(
+    model: str | None,
+    revision: str | None,
+    device: str,
+    dtype: config.DType,
+    log_format: config.LogFormat,
+) -> tuple[list[Point], Knee, bool]:
+    from flowerbed import devices, hub, knee
+    from flowerbed.errors import ConfigError
+    from flowerbed.folder import read_folder
+    from flowerbed.measure import as_knee, is_steady, measure, pick
+    from flowerbed.rose.engine import Engine
+
+    first = devices.expand(device)[0]
+    with Fetching(model, log_format) as fetching:
+        resolved = hub.resolve(model, revision=revision, progress=fetching.advance)
+    folder = read_folder(resolved)
+    with Loading(folder.id, log_format) as loading:
+        engine = Engine.load(folder, device=first, dtype=dtype, progress=loading.advance)
+    points = measure(engine)
+    found = as_knee(engine, pick(points))
+    if not is_steady(points):
+        return points, found, False
+    try:
+        knee.store(found)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot keep the knee of {found.tokens} tokens in {knee.cache_file()} ({error.strerror}): "
+            f"give --max-batch-tokens {found.tokens} instead"
+        ) from error
+    return points, found, True
+
+
+def _text(report: Report) -> str:
+    lines: list[str] = []
+    for topic, facts in report.facts.items():
+        lines.append(topic)
+        width = max(map(len, facts))
+        lines += [f"  {name:{width}}  {_word(value)}" for name, value in facts.items()]
+    lines.append("")
+    for problem in report.problems:
+        lines.append(f"{problem.level}: {problem.what}")
+        if problem.fix:
+            lines.append(f"hint: {problem.fix}")
+    lines.append("serving would work" if report.is_good else "serving would not work")
+    return "\n".join(lines)
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "not set" if value is None else str(value)
+
+
+def _table(points: list[Point], found: Knee, *, is_kept: bool) -> str:
+    lines = ["", f"whole steps of {found.model} on {found.conditions.device}", ""]
+    lines.append(f"{'tokens':>8} {'ms':>10} {'tokens/s':>10}")
+    for point in points:
+        mark = "  <- knee" if point.tokens == found.tokens else ""
+        lines.append(f"{point.tokens:8,} {point.ms:10.2f} {point.tokens_per_second:10,.0f}{mark}")
+    lines += ["", f"--max-batch-tokens {found.tokens}"]
+    lines.append(
+        "workers of this model on this machine take it by themselves from now on"
+        if is_kept
+        else "not kept: steps of one size took very different times, so something else computes here; "
+        "run it again when the machine is idle"
+    )
+    return "\n".join(lines)

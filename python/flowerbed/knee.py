@@ -1,0 +1,131 @@
+"""The default budget of a step: what `flowerbed doctor --measure` found on this machine, if it did.
+
+A knee belongs to a device, a model's space and the versions that computed it; under any other of these
+it is not used. Kept in the user's cache, never fetched. Called by the worker and by `flowerbed.doctor`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from flowerbed import machine
+from flowerbed.config import CPU_BATCH_TOKENS
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+MAX_KNEE_TOKENS = 1 << 20
+_MAX_ENTRIES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What a knee was measured under."""
+
+    device: str  # name of the processor or GPU, and threads
+    space: str  # the model, its number format included
+    flowerbed: str
+    torch: str
+
+
+@dataclass(frozen=True, slots=True)
+class Knee:
+    """The smallest step that is nearly as efficient as the best one."""
+
+    conditions: Conditions
+    model: str
+    tokens: int
+    tokens_per_second: float  # of whole steps of that size
+    measured: str  # ISO 8601, UTC
+
+
+def conditions(device: str, space: str) -> Conditions:
+    """Those of this process.
+
+    Args:
+        device: cpu, cuda or cuda:N.
+        space: Of the model that it runs.
+    """
+    return Conditions(device_name(device), space, _version("flowerbed"), _version("torch"))
+
+
+def device_name(device: str) -> str:
+    """The device by what moves its speed: `Xeon 8480, 2 threads` or `NVIDIA H200`."""
+    if device == "cpu":
+        return f"{machine.cpu_name()}, {machine.num_threads()} threads"
+    index = int(device.partition(":")[2] or 0)
+    names = machine.gpu_names()
+    return names[index] if index < len(names) else device
+
+
+def default_budget(device: str, space: str) -> int:
+    """Tokens of a step where nobody set them: the measured knee, else the default of the config."""
+    found = find(conditions(device, space))
+    return CPU_BATCH_TOKENS if found is None else found.tokens
+
+
+def find(wanted: Conditions) -> Knee | None:
+    """The knee that was measured under just these conditions."""
+    return next((knee for knee in stored() if knee.conditions == wanted), None)
+
+
+def stored() -> list[Knee]:
+    """All knees of the cache, the latest first; a damaged cache has none."""
+    try:
+        values = json.loads(cache_file().read_text(encoding="utf-8"))
+        if values["format"] != FORMAT:
+            return []
+        return [_knee(entry) for entry in values["knees"]]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        log.warning("%s cannot be used, so the default budget is: %s", cache_file(), error)
+        return []
+
+
+def store(knee: Knee) -> Path:
+    """Puts a knee in front of the others, in place of an older one of the same conditions.
+
+    Raises:
+        OSError: The cache cannot be written.
+    """
+    others = [other for other in stored() if other.conditions != knee.conditions]
+    path = cache_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    values = {"format": FORMAT, "knees": [asdict(k) for k in [knee, *others][:_MAX_ENTRIES]]}
+    part = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        part.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+def cache_file() -> Path:
+    """`flowerbed/knees.json` in XDG_CACHE_HOME or ~/.cache."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG rules: a relative path is to be ignored.
+    home = Path(given) if given.startswith("/") else Path("~/.cache").expanduser()
+    return home / "flowerbed" / "knees.json"
+
+
+def _knee(entry: Any) -> Knee:
+    values: dict[str, Any] = {**entry, "conditions": Conditions(**entry["conditions"])}
+    knee = Knee(**values)
+    if type(knee.tokens) is not int or not 0 < knee.tokens <= MAX_KNEE_TOKENS:
+        raise ValueError(f"a knee of {knee.tokens!r:.40} tokens")
+    return knee
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

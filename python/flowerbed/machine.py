@@ -1,0 +1,89 @@
+"""What this machine is: processor, cores, GPUs, limits. Knows nothing of torch or of models.
+
+Called by `flowerbed.knee` and `flowerbed.doctor`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import socket
+from pathlib import Path
+
+THREADS_VARIABLE = "OMP_NUM_THREADS"
+
+_CPU_FEATURES = {  # ours -> as /proc/cpuinfo writes it
+    "avx2": "avx2",
+    "avx512": "avx512f",
+    "avx512_bf16": "avx512_bf16",
+    "amx_bf16": "amx_bf16",
+    "vnni": "avx512_vnni",
+    "avx_vnni": "avx_vnni",
+}
+
+
+def cpu_name() -> str:
+    """Model of the processor."""
+    return _cpuinfo("model name") or platform.machine()
+
+
+def cpu_features() -> dict[str, bool]:
+    """Whether the processor has what makes products fast."""
+    flags = set(_cpuinfo("flags").split())
+    return {name: flag in flags for name, flag in _CPU_FEATURES.items()}
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def num_threads() -> int:
+    """Threads that a worker on the CPU computes with: OMP_NUM_THREADS, else one a core."""
+    given = os.environ.get(THREADS_VARIABLE, "")
+    return int(given) if given.isdecimal() and int(given) > 0 else num_cores()
+
+
+def gpu_names() -> list[str]:
+    """Names of the GPUs that CUDA shows to this process. Makes no context on any."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return []
+    count = ctypes.c_int()
+    if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return []
+    names: list[str] = []
+    for index in range(count.value):
+        device, name = ctypes.c_int(), ctypes.create_string_buffer(128)
+        is_known = cuda.cuDeviceGet(ctypes.byref(device), index) == 0
+        is_known = is_known and cuda.cuDeviceGetName(name, len(name), device) == 0
+        names.append(name.value.decode(errors="replace") if is_known else "unknown")
+    return names
+
+
+def max_open_files() -> int:
+    """File descriptors that a process may have open."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def why_not_bindable(host: str, port: int) -> str | None:
+    """Why nothing can listen there; None if something can."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _cpuinfo(key: str) -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")

@@ -1,0 +1,112 @@
+"""Measures the knee: the smallest whole step that is nearly as efficient as the best one.
+
+Called by `flowerbed doctor --measure`. Loads the engine, and with it torch.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from flowerbed import knee
+from flowerbed.knee import Knee
+from flowerbed.rose.engine import Engine
+from flowerbed.rose.inputs import PackedBatch, RowFormat
+
+STEP_TOKENS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1_024, 1_536, 2_048, 3_072, 4_096)
+SEQUENCE_TOKENS = 128
+"""Of one text: longer ones would measure attention instead of the step."""
+WITHIN = 0.08
+"""How much slower than the best a step may be to be preferred for being smaller."""
+NUM_ROUNDS = 7
+NUM_TRIES = 3
+"""Of a step that seems too long, since something else may have held the machine."""
+MAX_SPREAD = 1.25
+"""Above it, something else computes here too, and the knee would be that of a busy machine."""
+MAX_STEP_S = 2.0
+"""No larger steps are tried once one takes longer: nobody wants to wait behind it."""
+MAX_S = 60.0
+"""Of all rounds after the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The best of some steps of one size."""
+
+    tokens: int
+    ms: float
+    spread: float = 1.0  # the median's share of the best
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Rate of such steps."""
+        return self.tokens / self.ms * 1_000
+
+
+def measure(engine: Engine, *, told: Callable[[int, int], None] | None = None) -> list[Point]:
+    """Times steps of each size in turns, so that a busy moment meets all sizes alike.
+
+    Args:
+        engine: A loaded model.
+        told: Told the rounds so far and in all.
+    """
+    taken: dict[int, list[float]] = {}
+    for size in STEP_TOKENS:
+        taken[size] = [_seconds(engine, size)]
+        while min(taken[size]) > MAX_STEP_S and len(taken[size]) < NUM_TRIES:
+            taken[size].append(_seconds(engine, size))
+        if min(taken[size]) > MAX_STEP_S:
+            break
+    deadline = time.perf_counter() + MAX_S
+    for num_rounds in range(1, NUM_ROUNDS):
+        if told:
+            told(num_rounds, NUM_ROUNDS)
+        if time.perf_counter() > deadline and num_rounds >= NUM_TRIES:
+            break
+        for size, seconds in taken.items():
+            seconds.append(_seconds(engine, size))
+    if told:
+        told(NUM_ROUNDS, NUM_ROUNDS)
+    return [
+        Point(size, min(seconds) * 1_000, statistics.median(seconds) / min(seconds))
+        for size, seconds in taken.items()
+    ]
+
+
+def is_steady(points: list[Point]) -> bool:
+    """Whether the machine was idle enough for the figures to mean something."""
+    return statistics.median(point.spread for point in points) <= MAX_SPREAD
+
+
+def pick(points: list[Point], within: float = WITHIN) -> Point:
+    """The smallest step whose rate is within `within` of the best rate."""
+    best = max(point.tokens_per_second for point in points)
+    good = [point for point in points if point.tokens_per_second >= best * (1 - within)]
+    return min(good, key=lambda point: point.tokens)
+
+
+def as_knee(engine: Engine, point: Point) -> Knee:
+    """What to keep for workers of the same device, model and versions."""
+    info = engine.info()
+    return Knee(
+        conditions=knee.conditions(info.device, info.space),
+        model=info.id,
+        tokens=point.tokens,
+        tokens_per_second=round(point.tokens_per_second, 1),
+        measured=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+    )
+
+
+def _seconds(engine: Engine, num_tokens: int) -> float:
+    length = min(SEQUENCE_TOKENS, engine.folder.text.max_length, num_tokens)
+    lengths = [length] * (num_tokens // length)
+    if rest := num_tokens % length:
+        lengths.append(rest)
+    sequences = [[0] * length for length in lengths]
+    batch = PackedBatch.build(sequences, RowFormat(engine.folder.dimensions))
+    start = time.perf_counter()
+    engine.step(batch).wait()
+    return time.perf_counter() - start

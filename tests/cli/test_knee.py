@@ -1,0 +1,147 @@
+"""The knee: how it is measured, when it is kept, and which workers take it."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from flowerbed import knee, measure
+from flowerbed.config import CPU_BATCH_TOKENS
+from flowerbed.knee import Conditions, Knee
+from flowerbed.measure import Point
+
+
+def a_knee(space="a" * 16, tokens=768, **changes) -> Knee:
+    found = knee.conditions("cpu", space)
+    return Knee(
+        Conditions(**{**vars_of(found), **changes}), "garden/rose", tokens, 1_000.0, "2026-11-29"
+    )
+
+
+def vars_of(found: Conditions) -> dict:
+    return {name: getattr(found, name) for name in ("device", "space", "flowerbed", "torch")}
+
+
+def test_a_measured_knee_is_the_default_budget_under_the_same_conditions_only(monkeypatch):
+    assert knee.default_budget("cpu", "a" * 16) == CPU_BATCH_TOKENS
+    knee.store(a_knee())
+    assert knee.default_budget("cpu", "a" * 16) == 768
+    assert knee.default_budget("cpu", "b" * 16) == CPU_BATCH_TOKENS
+    monkeypatch.setenv("OMP_NUM_THREADS", "77")
+    assert knee.default_budget("cpu", "a" * 16) == CPU_BATCH_TOKENS
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("other", [{"torch": "1.0"}, {"flowerbed": "9"}, {"device": "abacus"}])
+def test_a_knee_of_other_versions_or_devices_is_not_used(examine, other):
+    knee.store(a_knee(**other))
+    assert knee.default_budget("cpu", "a" * 16) == CPU_BATCH_TOKENS
+    assert "measured knees" not in examine().facts
+
+
+def test_a_new_knee_replaces_the_old_one_of_its_conditions(examine):
+    knee.store(a_knee(tokens=512))
+    knee.store(a_knee("b" * 16))
+    knee.store(a_knee(tokens=1_024))
+    assert [(k.conditions.space[0], k.tokens) for k in knee.stored()] == [("a", 1_024), ("b", 768)]
+    told = examine().facts["measured knees"]
+    assert told[f"garden/rose ({'a' * 16})"].startswith("1024 tokens, 1,000 tokens/s on ")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"format": 1, "knees": [{}]}', '{"format": 1, "knees": 3}', "\udcff"]
+)
+def test_a_damaged_cache_of_knees_is_left_alone_and_the_default_counts(text, caplog):
+    knee.cache_file().parent.mkdir(parents=True)
+    knee.cache_file().write_bytes(text.encode(errors="surrogateescape"))
+    assert knee.default_budget("cpu", "a" * 16) == CPU_BATCH_TOKENS
+    assert "cannot be used, so the default budget is" in caplog.text
+
+
+@pytest.mark.parametrize("tokens", [0, -1, 1 << 40, "768", None, True])
+def test_a_knee_that_is_no_number_of_tokens_is_not_used(tokens):
+    knee.store(a_knee(tokens=tokens))
+    assert knee.default_budget("cpu", "a" * 16) == CPU_BATCH_TOKENS
+
+
+def test_the_knee_is_the_smallest_step_within_8_percent_of_the_best_rate():
+    rates = {128: 800, 256: 915, 512: 925, 1_024: 1_000, 2_048: 990}
+    points = [Point(tokens, tokens / rate * 1_000) for tokens, rate in rates.items()]
+    assert measure.pick(points).tokens == 512
+    assert measure.pick(points[:1]).tokens == 128
+
+
+class FakeEngine:
+    """Steps of a fixed cost and a rate, on a clock of its own."""
+
+    def __init__(self, monkeypatch, per_token_s=0.001, noise=lambda count: 1.0):
+        self.now = 0.0
+        self.sizes = []
+        self.noise = noise
+        self.per_token_s = per_token_s
+        self.folder = SimpleNamespace(text=SimpleNamespace(max_length=100), dimensions=8)
+        monkeypatch.setattr(measure.time, "perf_counter", lambda: self.now)
+
+    def step(self, batch):
+        self.sizes.append((batch.num_tokens, batch.num_sequences))
+        self.now += (0.01 + self.per_token_s * batch.num_tokens) * self.noise(len(self.sizes))
+        return SimpleNamespace(wait=lambda: None)
+
+
+def test_whole_steps_are_filled_with_sequences_that_the_model_takes(monkeypatch):
+    engine = FakeEngine(monkeypatch, per_token_s=0.0001)
+    points = measure.measure(engine)
+    assert [point.tokens for point in points] == list(measure.STEP_TOKENS)
+    assert (256, 3) in engine.sizes  # 100 + 100 + 56
+    assert measure.is_steady(points)
+
+
+def test_no_larger_steps_are_tried_once_one_takes_too_long(monkeypatch):
+    engine = FakeEngine(monkeypatch, per_token_s=0.01)
+    points = measure.measure(engine)
+    assert max(point.tokens for point in points) == 256
+
+
+def test_one_slow_step_does_not_end_the_measuring(monkeypatch):
+    engine = FakeEngine(monkeypatch, 0.0001, lambda count: 1_000.0 if count == 2 else 1.0)
+    assert max(point.tokens for point in measure.measure(engine)) == 4_096
+
+
+def test_a_busy_machine_is_told_and_its_knee_not_kept(run_doctor, monkeypatch):
+    engine = FakeEngine(monkeypatch, 0.0001, lambda count: 1.0 + count % 3)
+    points = measure.measure(engine)
+    assert not measure.is_steady(points)
+    monkeypatch.setattr(measure, "measure", lambda engine: points)
+    outcome = run_doctor("--measure", "--device", "cpu")
+    assert outcome.code == 1
+    assert "not kept" in outcome.out
+    assert knee.stored() == []
+
+
+def test_measure_prints_the_table_and_keeps_the_knee_for_workers(run_doctor, monkeypatch):
+    points = [Point(64, 10.0), Point(128, 11.0), Point(256, 22.0)]
+    monkeypatch.setattr(measure, "measure", lambda engine: points)
+    outcome = run_doctor("--measure", "--device", "cpu")
+    assert outcome.code == 0, outcome.err
+    assert "--max-batch-tokens 128\n" in outcome.out
+    assert "11,636  <- knee" in outcome.out
+    (kept,) = knee.stored()
+    assert knee.default_budget("cpu", kept.conditions.space) == 128
+    as_json = json.loads(run_doctor("--measure", "--json", "--device", "cpu").out)
+    assert as_json["measured"]["max_batch_tokens"] == 128
+    assert [step["tokens"] for step in as_json["measured"]["steps"]] == [64, 128, 256]
+
+
+def test_real_steps_of_the_packaged_model_are_measured(monkeypatch):
+    from flowerbed.folder import read_folder
+    from flowerbed.hub import resolve
+    from flowerbed.rose.engine import Engine
+
+    monkeypatch.setattr(measure, "STEP_TOKENS", (32, 64))
+    engine = Engine.load(read_folder(resolve(None)), device="cpu")
+    points = measure.measure(engine)
+    assert [point.tokens for point in points] == [32, 64]
+    assert all(point.ms > 0 for point in points)
+    assert measure.as_knee(engine, points[0]).conditions.space == engine.info().space
