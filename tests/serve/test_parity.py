@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
 from serve.callers import Http, cosines
+from serve.parity import MIN_COSINE, check_ids, check_parity
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
-
-MIN_COSINE = 0.99999
 
 
 @pytest.fixture(scope="module")
@@ -22,36 +19,6 @@ def reference(minilm_folder: Path) -> SentenceTransformer:
     from sentence_transformers import SentenceTransformer
 
     return SentenceTransformer(str(minilm_folder), device="cpu")
-
-
-def check_parity(http: Http, reference: SentenceTransformer, texts: list[str]) -> None:
-    expected = np.stack([reference.encode(text) for text in texts])
-    alone = np.concatenate([http.embed(text) for text in texts])
-    assert cosines(alone, expected).min() >= MIN_COSINE
-
-    order = list(range(len(texts)))
-    rng = random.Random(7)
-    for _ in range(3):
-        rng.shuffle(order)
-        start = 0
-        while start < len(order):
-            batch = order[start : start + rng.randint(1, 40)]
-            got = http.embed([texts[index] for index in batch])
-            assert cosines(got, expected[batch]).min() >= MIN_COSINE
-            start += len(batch)
-
-
-def check_ids(http: Http, reference: SentenceTransformer, texts: list[str]) -> None:
-    """The gateway's ids are the model's own: same count, and the same vector as those ids give."""
-    tokenizer = reference.tokenizer
-    max_length = reference.max_seq_length
-    for text in texts:
-        ids = tokenizer(text, truncation=True, max_length=max_length)["input_ids"]
-        answer = http.post({"input": text}).json()
-        assert answer["usage"] == {"prompt_tokens": len(ids), "total_tokens": len(ids)}
-        from_ids = http.embed(ids)
-        from_text = np.array([answer["data"][0]["embedding"]], dtype=np.float32)
-        np.testing.assert_array_equal(from_ids, from_text)
 
 
 def test_NU_07_vectors_equal_sentence_transformers_alone_and_in_any_batch(
