@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -27,6 +28,7 @@ SKIPPED_PATTERNS = ("onnx/*", "openvino/*")
 """Exports for other engines, often larger than the model."""
 
 _MAX_INDEX_BYTES = 16 << 20
+_TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
 def download(
@@ -89,10 +91,18 @@ def download(
 
 
 def has_token() -> bool:
-    """Whether HF_TOKEN or the hub library's store holds a token. Its value stays there."""
-    from huggingface_hub import get_token
+    """Whether HF_TOKEN or the hub library's store holds a token. Its value stays there.
 
-    return get_token() is not None
+    The library itself is not asked: it may refresh a token over the network.
+    """
+    from huggingface_hub import constants
+
+    if any(os.environ.get(name, "").strip() for name in _TOKEN_VARIABLES):
+        return True
+    try:
+        return Path(constants.HF_TOKEN_PATH).read_text(encoding="utf-8").strip() != ""
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def _shards(folder: Path) -> list[str]:

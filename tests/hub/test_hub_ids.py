@@ -10,6 +10,7 @@ import pytest
 from flowerbed.errors import ModelError
 from flowerbed.folder import read_folder
 from flowerbed.hub import ResolvedModel, resolve
+from flowerbed.hub_download import has_token
 from hub.conftest import MODEL
 from hub.fake_hub import Repository
 
@@ -149,3 +150,18 @@ def test_a_pulled_folder_is_loaded_under_its_id_and_commit(hub, flowerbed, tmp_p
     assert done.returncode == 0, done.stderr
     info = Engine.load(read_folder(resolve(str(tmp_path / "copy"))), device="cpu").info()
     assert (info.id, info.revision) == (MODEL, commit)
+
+
+def test_whether_there_is_a_token_is_known_without_asking_anybody(monkeypatch, tmp_path):
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    store = tmp_path / "token"
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(store))
+    assert not has_token()
+    store.write_text("\n")
+    assert not has_token()
+    store.write_text(SECRET)
+    assert has_token()
+    store.unlink()
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    assert has_token()
