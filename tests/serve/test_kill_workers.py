@@ -23,7 +23,7 @@ MAX_PAUSE_S = 1.0
 PATIENT_SHARE = 0.8  # of the kills: they wait until something serves
 PATIENCE_S = 60.0
 ROUND_S = 10
-STATUSES = (200, 503)
+STATUSES = (200, 503, 429)  # one worker alone may have too much to do
 
 
 @dataclass(frozen=True)
@@ -91,15 +91,16 @@ def kill_under_load(num_kills: int) -> list[loadgen.Report]:
 def check(reports: list[loadgen.Report]) -> None:
     statuses: Counter[str] = Counter()
     for report in reports:
+        statuses.update(report["by_status"])
+    print(statuses)  # `pytest -s` shows how much was served between the kills
+    for report in reports:
         # No answer, half an answer and more than one would stand here.
         assert report["errors"] == {}
         assert report["connections_broken"] == 0
         assert sum(report["by_status"].values()) == report["sent"]
-        # A wrong vector, a 503 without Retry-After, another status.
+        # A wrong vector, a refusal without Retry-After, another status.
         assert report["wrong_reasons"] == []
         assert report["unexpected"] == 0
-        statuses.update(report["by_status"])
-    print(statuses)  # `pytest -s` shows how much was served between the kills
     assert statuses["200"] > 0
 
 
