@@ -77,8 +77,14 @@ class InferenceServer:
     @property
     def is_faulted(self) -> bool:
         """The device failed, so that only a restart helps."""
-    def drain(self) -> None:
-        """Refuses new work; `next_batch` returns None once the queue is empty. Safe in a signal handler."""
+    @property
+    def was_cut(self) -> bool:
+        """A drain was too short for what was queued."""
+    def drain(self, timeout_s: float) -> None:
+        """Refuses new work; `next_batch` returns None once the queue is empty. Safe in a signal handler.
+
+        What is still queued after `timeout_s` is refused too.
+        """
     def stop(self) -> None:
         """Stops serving at once. Waits until the runtime has ended."""
 
@@ -90,6 +96,9 @@ class Gateway:
         """Takes `GatewayConfig.to_core()` as JSON; ValueError names the field at fault."""
     def start(self) -> str:
         """Binds and serves; returns `host:port`, with the real port. OSError if it cannot."""
+    @property
+    def was_cut(self) -> bool:
+        """It stopped before every open request was answered."""
     def wait(self) -> None:
         """Waits, with the interpreter released, until stopped. Wakes every 100 ms for signal handlers."""
     def drain(self) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import IO
 
-from flowerbed.parent import PARENT_FD_VARIABLE
+from flowerbed.parent import EXIT_DEVICE_FAULT, PARENT_FD_VARIABLE
 
 Relay = Callable[[str], None]
 """Takes a line that a child wrote to stderr, where something else is drawn on the terminal."""
@@ -62,9 +62,11 @@ class Child:
     def __init__(self, spec: ChildSpec, events: SimpleQueue[Event], relay: Relay | None) -> None:
         self.spec = spec
         self.was_ready = False  # set by the supervisor; true once any of its processes was ready
+        self.is_ready = False  # set by the supervisor; of the process that runs now
         self.num_ends_in_a_row = 0  # counted by the supervisor
         self.restart_at: float | None = None  # time.monotonic(), while it waits to be started again
         self.started_at = 0.0
+        self.returncode: int | None = None  # of the process that ended last
         self._events = events
         self._relay = relay
         self._process: subprocess.Popen[str] | None = None
@@ -82,6 +84,7 @@ class Child:
     def start(self, parent_fd: int) -> None:
         """Starts a process that ends when the write end of `parent_fd` closes."""
         self.restart_at = None
+        self.is_ready = False
         self.started_at = time.monotonic()
         process = subprocess.Popen(
             self.spec.command,
@@ -118,12 +121,15 @@ class Child:
         returncode = process.wait()
         for reader in readers:
             reader.join(timeout=1.0)  # its last words come before the news of its end
+        self.returncode = returncode
         self._process = None
         self._events.put(Ended(self, returncode))
 
 
 def describe_end(returncode: int) -> str:
     """`exit code 1` or `killed by SIGKILL`."""
+    if returncode == EXIT_DEVICE_FAULT:
+        return f"exit code {returncode}: its device failed"
     if returncode >= 0:
         return f"exit code {returncode}"
     try:

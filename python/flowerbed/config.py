@@ -14,9 +14,13 @@ from enum import StrEnum
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 DEFAULT_DEVICE = "auto"
-DEFAULT_LOG_LEVEL = "info"
 DEFAULT_WORKER_LISTEN = "127.0.0.1:50051"
+METRICS_HOST = "127.0.0.1"
+METRICS_PORT = 9100
+"""Of a worker that runs alone; beside others, their gateway serves its metrics."""
 REQUEST_TIMEOUT_S = 60.0
+DRAIN_TIMEOUT_S = 30.0
+"""A full queue is 10 s of work, and Kubernetes kills after 30 s."""
 CPU_BATCH_TOKENS = 256
 """Knee of a two-core CPU: larger steps are hardly more efficient (docs/measured-facts.md) and make
 what is behind them wait."""
@@ -24,6 +28,8 @@ CPU_SATURATION_BATCH_TOKENS = 512
 """Step of bulk work while nobody waits for queries; the first query after a pause waits for it."""
 MAX_BATCH_SEQUENCES = 64
 STEP_TIMEOUT_S = 30.0
+TOKENIZER_THREADS = 0
+"""One a core."""
 
 
 class DType(StrEnum):
@@ -40,6 +46,15 @@ class LogFormat(StrEnum):
 
     TEXT = "text"
     JSON = "json"
+
+
+class LogLevel(StrEnum):
+    """Which log lines are written: these and worse ones."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARN = "warn"
+    ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +98,7 @@ class WorkerConfig:
 
     model: ModelInfo
     listen: str = DEFAULT_WORKER_LISTEN  # host:port or unix:path
+    metrics_listen: str | None = None  # host:port that serves nothing but the metrics
     token: str | None = None  # shared secret; needed for a TCP bind that is not loopback
     max_batch_tokens: int = CPU_BATCH_TOKENS
     saturation_batch_tokens: int = CPU_SATURATION_BATCH_TOKENS  # bulk alone, no query lately
@@ -119,7 +135,8 @@ class GatewayConfig:
     listen: str = f"{DEFAULT_HOST}:{DEFAULT_PORT}"
     worker_token: str | None = None
     request_timeout_s: float = REQUEST_TIMEOUT_S
-    tokenizer_threads: int = 0  # 0: one a core
+    drain_timeout_s: float = DRAIN_TIMEOUT_S  # for open requests, once it is told to end
+    tokenizer_threads: int = TOKENIZER_THREADS
 
     def to_core(self) -> str:
         """JSON for `_core.Gateway`."""
@@ -141,10 +158,19 @@ class ServeConfig:
 
     model: str | None = None  # hub id or folder; None: the packaged all-MiniLM-L6-v2
     revision: str | None = None
+    aliases: tuple[str, ...] = ()  # more names that requests may use
+    prompts: dict[str, str] = field(default_factory=dict[str, str])  # over those of the folder
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT  # 0: any free one
     device: str = DEFAULT_DEVICE  # auto, cpu, cuda or cuda:0,1
     dtype: DType = DType.AUTO
+    num_workers: int | None = None  # None: one on a CPU, one a GPU
     max_batch_tokens: int | None = None  # None: the device's knee
+    saturation_batch_tokens: int = CPU_SATURATION_BATCH_TOKENS
+    max_batch_sequences: int = MAX_BATCH_SEQUENCES
+    step_timeout_s: float = STEP_TIMEOUT_S
+    tokenizer_threads: int = TOKENIZER_THREADS
     request_timeout_s: float = REQUEST_TIMEOUT_S
+    drain_timeout_s: float = DRAIN_TIMEOUT_S
     log_format: LogFormat = LogFormat.TEXT
+    log_level: LogLevel = LogLevel.INFO

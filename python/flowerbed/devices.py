@@ -54,6 +54,23 @@ def expand(word: str) -> tuple[str, ...]:
     return tuple(f"cuda:{index}" for index in indices)
 
 
+def one_a_worker(word: str, num_workers: int | None) -> tuple[str, ...]:
+    """The device of each worker: on a CPU any number of workers, on GPUs one a device.
+
+    Raises:
+        ConfigError: So many workers cannot be had there.
+    """
+    found = expand(word)
+    if num_workers is None or num_workers == len(found):
+        return found
+    if found == ("cpu",):
+        return found * num_workers
+    raise ConfigError(
+        f"{num_workers} workers were asked for, but --device {word} is {len(found)} GPU(s) here and "
+        "each has one worker: name as many devices, or leave the number of workers out"
+    )
+
+
 def visible(device: str) -> str:
     """Value of CUDA_VISIBLE_DEVICES with which a child sees `device` as its only one."""
     if device == "cpu":

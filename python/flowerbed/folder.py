@@ -7,7 +7,8 @@ the gateway reads a folder too. Called by the command line, the worker and the e
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,12 @@ class ModelFolder:
         return canonical_sha256(moving)[:16]
 
 
-def read_folder(model: ResolvedModel) -> ModelFolder:
-    """Reads and checks the folder of `model`; ModelError tells what is missing or unsupported."""
+def read_folder(model: ResolvedModel, prompts: Mapping[str, str] | None = None) -> ModelFolder:
+    """Reads and checks the folder of `model`; ModelError tells what is missing or unsupported.
+
+    `prompts` come over the folder's own. They move vectors, so the gateway and all of its workers
+    must be given the same.
+    """
     files = FolderFiles(model.path)
     modules = _modules(files)
     prefix = _prefix(modules[0])
@@ -145,6 +150,7 @@ def read_folder(model: ResolvedModel) -> ModelFolder:
         normalize = True
         after_pooling.pop()
     text = read_text_settings(files, prefix, config, pool_prompt=pool_prompt)
+    text = replace(text, prompts={**text.prompts, **(prompts or {})})
     return ModelFolder(
         path=model.path,
         id=model.id,

@@ -6,7 +6,7 @@ The gateway needs the model's tokenizer and prompts, never its weights. Called b
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 
 from flowerbed import hub
@@ -22,10 +22,14 @@ def run(
     model: str | None,
     *,
     revision: str | None,
+    aliases: tuple[str, ...],
+    prompts: Mapping[str, str],
     listen: str,
     workers: tuple[str, ...],
     token: str | None,
     request_timeout_s: float,
+    drain_timeout_s: float,
+    tokenizer_threads: int,
     on_ready: Callable[[str, str], None],
 ) -> int:
     """Serves until SIGTERM or SIGINT, which let open requests finish; a second one ends at once.
@@ -33,14 +37,19 @@ def run(
     Args:
         model: Hub id or folder; None for the packaged default.
         revision: Branch, tag or commit on the hub.
+        aliases: More names that requests may use for the model.
+        prompts: By name, over those of the model; the workers must be given the same.
         listen: `host:port`; port 0 takes a free one.
         workers: Addresses, `host:port` or `unix:path`.
         token: Secret that the workers want.
         request_timeout_s: Longest time of a request.
+        drain_timeout_s: Time for open requests once it is told to end.
+        tokenizer_threads: For short requests; 0 for one a core.
         on_ready: Takes the address with its real port and the model's id.
 
     Returns:
-        The exit code.
+        The exit code: 0 after a drain, 1 if open requests had to be ended, 128 plus the signal's
+        number after a second signal.
 
     Raises:
         FlowerbedError: The model or a setting cannot be honoured, or the address cannot be bound.
@@ -48,11 +57,13 @@ def run(
     from flowerbed import _core
 
     config = GatewayConfig(
-        model=gateway_model(model, revision),
+        model=gateway_model(model, revision, aliases, prompts),
         workers=workers,
         listen=listen,
         worker_token=token,
         request_timeout_s=request_timeout_s,
+        drain_timeout_s=drain_timeout_s,
+        tokenizer_threads=tokenizer_threads,
     )
     try:
         gateway = _core.Gateway(config.to_core())
@@ -62,19 +73,26 @@ def run(
         address = gateway.start()
     except OSError as error:
         raise _bind_error(listen, error) from error
-    _end_on_signals(gateway.drain, gateway.stop)
+    signals = _end_on_signals(gateway.drain, gateway.stop)
     on_ready(address, config.model.id)
     gateway.wait()
-    return 0
+    if len(signals) > 1:
+        return 128 + signals[-1]
+    return 1 if gateway.was_cut else 0
 
 
-def gateway_model(model: str | None, revision: str | None) -> GatewayModel:
+def gateway_model(
+    model: str | None,
+    revision: str | None,
+    aliases: tuple[str, ...] = (),
+    prompts: Mapping[str, str] | None = None,
+) -> GatewayModel:
     """What the gateway knows of a model. It answers to its id, the id's last part, and `default`."""
-    folder = read_folder(hub.resolve(model, revision=revision, weights=False))
-    aliases = dict.fromkeys((folder.id.rpartition("/")[2], DEFAULT_ALIAS))
+    folder = read_folder(hub.resolve(model, revision=revision, weights=False), prompts)
+    names = dict.fromkeys((folder.id.rpartition("/")[2], DEFAULT_ALIAS, *aliases))
     return GatewayModel(
         id=folder.id,
-        aliases=tuple(alias for alias in aliases if alias != folder.id),
+        aliases=tuple(alias for alias in names if alias != folder.id),
         tokenizer_file=str(folder.tokenizer_file),
         tokenizer_sha256=folder.tokenizer_sha256,
         text=folder.text,
@@ -82,16 +100,17 @@ def gateway_model(model: str | None, revision: str | None) -> GatewayModel:
     )
 
 
-def _end_on_signals(drain: Callable[[], None], stop: Callable[[], None]) -> None:
-    num_signals = 0
+def _end_on_signals(drain: Callable[[], None], stop: Callable[[], None]) -> list[int]:
+    """Returns the signals that came, as they come."""
+    signals: list[int] = []
 
-    def end(_signum: int, _frame: FrameType | None) -> None:
-        nonlocal num_signals
-        num_signals += 1
-        (drain if num_signals == 1 else stop)()
+    def end(signum: int, _frame: FrameType | None) -> None:
+        signals.append(signum)
+        (drain if len(signals) == 1 else stop)()
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
+    return signals
 
 
 def _bind_error(listen: str, error: OSError) -> FlowerbedError:

@@ -12,9 +12,8 @@ from pathlib import Path
 from flowerbed import devices
 from flowerbed.child import ChildSpec
 from flowerbed.config import ServeConfig
+from flowerbed.config_file import CONFIG_VARIABLE
 from flowerbed.supervisor import Plan
-
-_DRAIN_MARGIN_S = 5.0
 
 
 def plan(config: ServeConfig, worker_devices: tuple[str, ...], folder: Path) -> Plan:
@@ -25,11 +24,17 @@ def plan(config: ServeConfig, worker_devices: tuple[str, ...], folder: Path) -> 
     def gateway_at(port: int) -> ChildSpec:
         joined = [part for address in addresses for part in ("--worker", address)]
         options = ["--host", config.host, "--port", str(port), *joined]
+        options += ["--tokenizer-threads", str(config.tokenizer_threads)]
+        options += [part for alias in config.aliases for part in ("--alias", alias)]
         return ChildSpec("gateway", _command("gateway", config, options), _environment("cpu", 1))
 
     def worker(device: str, address: str) -> tuple[str, ...]:
         kind = device.partition(":")[0]  # it sees one GPU only
         options = ["--listen", address, "--device", kind, "--dtype", config.dtype.value]
+        options += ["--metrics-port", "0"]  # the gateway serves them
+        options += ["--saturation-batch-tokens", str(config.saturation_batch_tokens)]
+        options += ["--max-batch-sequences", str(config.max_batch_sequences)]
+        options += ["--step-timeout", str(config.step_timeout_s)]
         if config.max_batch_tokens is not None:
             options += ["--max-batch-tokens", str(config.max_batch_tokens)]
         return _command("worker", config, options)
@@ -38,14 +43,17 @@ def plan(config: ServeConfig, worker_devices: tuple[str, ...], folder: Path) -> 
         ChildSpec(f"worker-{index}", worker(device, address), _environment(device, num_cores))
         for index, (device, address) in enumerate(zip(worker_devices, addresses, strict=True))
     )
-    return Plan(gateway_at, config.port, workers, config.request_timeout_s + _DRAIN_MARGIN_S)
+    return Plan(gateway_at, config.port, workers, config.drain_timeout_s)
 
 
 def _command(part: str, config: ServeConfig, options: list[str]) -> tuple[str, ...]:
-    """Every option is written out, so that no FLOWERBED_* variable moves a child."""
+    """Every option is written out, so that no FLOWERBED_* variable or file moves a child."""
     command = [sys.executable, "-m", "flowerbed", part]
     command += [*options, "--request-timeout", str(config.request_timeout_s)]
-    command += ["--log-format", config.log_format.value]
+    command += ["--drain-timeout", str(config.drain_timeout_s)]
+    command += ["--log-format", config.log_format.value, "--log-level", config.log_level.value]
+    # Both parts are given the same prompts, whatever becomes of the file that they came from.
+    command += [f"--prompt={name}={text}" for name, text in config.prompts.items()]
     if config.revision is not None:
         command += ["--revision", config.revision]
     if config.model is not None:
@@ -54,7 +62,7 @@ def _command(part: str, config: ServeConfig, options: list[str]) -> tuple[str, .
 
 
 def _environment(device: str, num_cores: int) -> dict[str, str]:
-    environment = dict(os.environ)
+    environment = {name: value for name, value in os.environ.items() if name != CONFIG_VARIABLE}
     environment["CUDA_VISIBLE_DEVICES"] = devices.visible(device)
     environment.setdefault("OMP_NUM_THREADS", str(num_cores))
     environment.setdefault("OMP_WAIT_POLICY", "passive")  # idle threads leave the cores to Ivy

@@ -13,6 +13,8 @@ import threading
 import time
 
 PARENT_FD_VARIABLE = "FLOWERBED_PARENT_FD"
+EXIT_DEVICE_FAULT = 70
+"""Exit code of a worker whose device failed in a way that only a new process mends."""
 GRACE_S = 5.0
 """Time for a clean end. After it the process ends without one: nobody is left to wait for it."""
 

@@ -4,6 +4,9 @@ Plain Python: no torch, no tokio, no fork without exec. One loop takes events (a
 something, a child ended, a signal came) and decides; `child.py` does the work with processes.
 `launch.py` says what to start. Knows nothing of models.
 
+SIGHUP restarts the workers one after another (`rolling.py`); on a terminal it means that the terminal
+is gone, and ends everything as SIGTERM does.
+
 Exit codes: 0 after a clean end; 1 if something could not start or had to be killed; 128 plus the
 signal's number if a second signal asked to end at once.
 """
@@ -11,9 +14,11 @@ signal's number if a second signal asked to end at once.
 from __future__ import annotations
 
 import http.client
+import json
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
@@ -26,6 +31,7 @@ from urllib.parse import urlsplit
 from flowerbed import ready
 from flowerbed.child import Child, ChildSpec, Ended, Event, Relay, Said, Signalled, describe_end
 from flowerbed.config import RestartPolicy
+from flowerbed.rolling import RollingRestart
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +41,10 @@ _IDLE_S = 0.5
 _PROBE_TIMEOUT_S = 1.0
 _ABORT_TIMEOUT_S = 5.0
 """For children of a start that failed: they have nothing to finish."""
+_END_S = 3.0
+"""For a child that has drained, or should have, to end. Then it is killed."""
+_CLEAN_CODES = (0, -signal.SIGTERM)
+"""Of a child that was told to end; the second if it had only just begun."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -45,7 +55,7 @@ class Plan:
     gateway_at: Callable[[int], ChildSpec]  # by port
     port: int  # 0: any free one; a gateway that is started again keeps the port it got
     workers: tuple[ChildSpec, ...]
-    stop_timeout_s: float  # for the gateway to finish open requests, then for the workers
+    drain_timeout_s: float  # for open requests; the children were given the same
 
 
 class Watcher(Protocol):
@@ -75,6 +85,7 @@ class Supervisor:
         self._gateway = Child(plan.gateway_at(plan.port), self._events, relay)
         self._workers = [Child(spec, self._events, relay) for spec in plan.workers]
         self._gateway_ready: ready.Ready | None = None
+        self._rolling = RollingRestart(self._workers, plan.drain_timeout_s + _END_S)
         self._loaded: dict[str, ready.Loaded] = {}
         self._is_announced = False
         self._forced_by: int | None = None
@@ -107,6 +118,8 @@ class Supervisor:
         while True:
             event = self._next_event()
             match event:
+                case Signalled(signal.SIGHUP) if not sys.stderr.isatty():
+                    self._rolling.ask()
                 case Signalled(signum):
                     logger.info("%s: ending", signal.Signals(signum).name)
                     return True
@@ -117,6 +130,8 @@ class Supervisor:
                         "%s could not start (%s); ending", child.name, describe_end(returncode)
                     )
                     return False
+                case Ended(child) if self._rolling.has_ended(child):
+                    child.restart_at = time.monotonic()
                 case Ended(child, returncode):
                     self._plan_restart(child, returncode)
                 case None:
@@ -125,13 +140,16 @@ class Supervisor:
             self._start(due, parent_fd)
             if not self._is_announced:
                 self._announce_if_ready()
+            elif self._rolling.is_on:
+                self._rolling.step(self._is_up)
 
     @property
     def _children(self) -> list[Child]:
         return [self._gateway, *self._workers]
 
     def _next_event(self) -> Event | None:
-        wake_at = time.monotonic() + (_IDLE_S if self._is_announced else _POLL_S)
+        is_idle = self._is_announced and not self._rolling.is_on
+        wake_at = time.monotonic() + (_IDLE_S if is_idle else _POLL_S)
         restarts = [child.restart_at for child in self._children if child.restart_at is not None]
         timeout_s = max(0.0, min([wake_at, *restarts]) - time.monotonic())
         try:
@@ -151,7 +169,7 @@ class Supervisor:
             return
         if child.was_ready:
             logger.info("%s is back", child.name)
-        child.was_ready = True
+        child.was_ready = child.is_ready = True
         if child is self._gateway:
             self._gateway_ready = message
             port = urlsplit(message.address).port or self._plan.port
@@ -182,23 +200,32 @@ class Supervisor:
         message = self._gateway_ready
         if message is None or not all(child.was_ready for child in self._children):
             return
-        if _answers_ready(message.address):
+        if _ready_workers(message.address) is not None:
             self._is_announced = True
             self._watcher.ready(message)
+
+    def _is_up(self, worker: Child) -> bool:
+        """Whether the gateway sends requests to the worker's newest process."""
+        if not worker.is_ready or self._gateway_ready is None:
+            return False
+        return (_ready_workers(self._gateway_ready.address) or {}).get(worker.name) == "up"
 
     # === the end ===
 
     def _stop(self) -> bool:
-        """Ends the gateway, which drains, then the workers. Returns False if one had to be killed."""
-        timeout_s = self._plan.stop_timeout_s if self._is_announced else _ABORT_TIMEOUT_S
-        is_gateway_clean = self._stop_children([self._gateway], timeout_s)
-        are_workers_clean = self._stop_children(self._workers, timeout_s)
+        """Ends the gateway, which drains, then the workers. Returns False if a request was lost."""
+        timeout_s = self._plan.drain_timeout_s if self._is_announced else _ABORT_TIMEOUT_S
+        deadline = time.monotonic() + timeout_s + _END_S
+        is_gateway_clean = self._stop_children([self._gateway], deadline)
+        # With the gateway gone nobody waits for them, except in a drain that took all of its time.
+        deadline = max(deadline, time.monotonic() + _END_S)
+        are_workers_clean = self._stop_children(self._workers, deadline)
         return is_gateway_clean and are_workers_clean
 
-    def _stop_children(self, children: list[Child], timeout_s: float) -> bool:
-        deadline = time.monotonic() + timeout_s
+    def _stop_children(self, children: list[Child], deadline: float) -> bool:
         is_clean = True
-        for child in children:
+        living = [child for child in children if child.pid]
+        for child in living:
             child.send(signal.SIGTERM)
         while any(child.pid for child in children):
             if self._forced_by is not None or time.monotonic() >= deadline:
@@ -211,9 +238,9 @@ class Supervisor:
                 event = self._events.get(timeout=_POLL_S)
             except Empty:
                 continue
-            if isinstance(event, Signalled):
+            if isinstance(event, Signalled) and event.signum != signal.SIGHUP:
                 self._forced_by = event.signum
-        return is_clean
+        return is_clean and all(child.returncode in _CLEAN_CODES for child in living)
 
 
 def restart_delay_s(policy: RestartPolicy, num_ends_in_a_row: int) -> float:
@@ -226,16 +253,19 @@ def _is_due(child: Child) -> bool:
     return child.restart_at is not None and time.monotonic() >= child.restart_at
 
 
-def _answers_ready(address: str) -> bool:
+def _ready_workers(address: str) -> dict[str, str] | None:
+    """What a gateway that is ready tells of its workers, by name; None if it is not ready."""
     url = urlsplit(address)
     wildcard = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (the user's choice)
     host = wildcard.get(url.hostname or "", url.hostname or "")
     connection = http.client.HTTPConnection(host, url.port, timeout=_PROBE_TIMEOUT_S)
     try:
         connection.request("GET", "/ready")
-        return connection.getresponse().status == http.client.OK
-    except (OSError, http.client.HTTPException):
-        return False
+        response = connection.getresponse()
+        body = response.read()
+        return json.loads(body)["workers"] if response.status == http.client.OK else None
+    except (OSError, http.client.HTTPException, ValueError, KeyError):
+        return None
     finally:
         connection.close()
 

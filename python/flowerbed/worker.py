@@ -9,22 +9,21 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 
 from flowerbed._core import InferenceServer
 from flowerbed.config import DType, WorkerConfig
+from flowerbed.errors import ConfigError, FlowerbedError
 from flowerbed.folder import read_folder
 from flowerbed.hub import resolve
 from flowerbed.knee import default_budget
+from flowerbed.parent import EXIT_DEVICE_FAULT
 from flowerbed.rose.device import is_device_fault
 from flowerbed.rose.engine import Engine
 from flowerbed.rose.inputs import PackedBatch, RowFormat
 
 log = logging.getLogger(__name__)
-
-EXIT_DEVICE_FAULT = 70
-"""The device failed in a way that only a new process mends; the supervisor starts one."""
 
 NUM_TIMED_STEPS = 3
 
@@ -33,11 +32,17 @@ def run(
     model: str | None,
     *,
     revision: str | None,
+    prompts: Mapping[str, str],
     device: str,
     dtype: DType,
     listen: str,
+    metrics_listen: str | None,
     max_batch_tokens: int | None,
+    saturation_batch_tokens: int,
+    max_batch_sequences: int,
+    step_timeout_s: float,
     request_timeout_s: float,
+    drain_timeout_s: float,
     token: str | None,
     on_ready: Callable[[str], None],
     progress: Callable[[int, int], None] | None = None,
@@ -47,37 +52,57 @@ def run(
     Args:
         model: Hub id, folder, or None for the packaged model.
         revision: Of the hub repository.
+        prompts: By name, over those of the model; the gateway must be given the same.
         device: auto, cpu, cuda or cuda:N.
         dtype: Of weights and activations.
         listen: `host:port` or `unix:path`.
+        metrics_listen: `host:port` that serves nothing but the metrics, or None.
         max_batch_tokens: Budget of one step; None takes the device's knee.
+        saturation_batch_tokens: Budget of a step of bulk work while nobody waits for queries.
+        max_batch_sequences: Slots of one step.
+        step_timeout_s: A longer step hangs, and the process ends.
         request_timeout_s: Deadline of callers that set none.
+        drain_timeout_s: Time for what is queued once it is told to end.
         token: Secret that callers must send, or None.
         on_ready: Told the real address once requests are served.
         progress: Told the bytes of weights loaded so far and in all.
 
     Returns:
-        The exit code: 0 after a drain, `EXIT_DEVICE_FAULT` after a fault of the device.
+        The exit code: 0 after a drain, 1 if queued work had to be refused, 128 plus the signal's
+        number after a second signal, `EXIT_DEVICE_FAULT` after a fault of the device.
+
+    Raises:
+        FlowerbedError: The model or a setting cannot be honoured, or an address cannot be bound.
     """
-    folder = read_folder(resolve(model, revision=revision, progress=progress))
+    folder = read_folder(resolve(model, revision=revision, progress=progress), prompts)
     engine = Engine.load(folder, device=device, dtype=dtype, progress=progress)
     info = engine.info()
     budget = max_batch_tokens or default_budget(info.device, info.space)
     config = WorkerConfig(
         model=info,
         listen=listen,
+        metrics_listen=metrics_listen,
         token=token,
         max_batch_tokens=budget,
+        saturation_batch_tokens=saturation_batch_tokens,
+        max_batch_sequences=max_batch_sequences,
+        step_timeout_s=step_timeout_s,
         request_timeout_s=request_timeout_s,
         cost_per_second=tokens_per_second(engine, budget),
     )
-    server = InferenceServer(config.to_core())
-    address = server.start()
     try:
-        _drain_on_signals(server)
+        server = InferenceServer(config.to_core())
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    try:
+        address = server.start()
+    except OSError as error:
+        raise _bind_error(error) from error
+    try:
+        signals = _drain_on_signals(server, drain_timeout_s)
         on_ready(address)
         serve(server, engine)
-        return EXIT_DEVICE_FAULT if server.is_faulted else 0
+        return _exit_code(server, signals)
     finally:
         server.stop()
 
@@ -107,10 +132,33 @@ def tokens_per_second(engine: Engine, max_batch_tokens: int) -> float:
     return batch.num_tokens / min(seconds)
 
 
-def _drain_on_signals(server: InferenceServer) -> None:
+def _drain_on_signals(server: InferenceServer, timeout_s: float) -> list[int]:
+    """Returns the signals that came, as they come. The second one leaves no time."""
+    signals: list[int] = []
+
     def drain(signum: int, _frame: FrameType | None) -> None:
-        log.info("%s: finishing what is queued", signal.Signals(signum).name)
-        server.drain()
+        signals.append(signum)
+        if len(signals) == 1:
+            log.info("%s: finishing what is queued", signal.Signals(signum).name)
+        server.drain(timeout_s if len(signals) == 1 else 0.0)
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, drain)
+    return signals
+
+
+def _exit_code(server: InferenceServer, signals: list[int]) -> int:
+    if server.is_faulted:
+        return EXIT_DEVICE_FAULT
+    if len(signals) > 1:
+        return 128 + signals[-1]
+    return 1 if server.was_cut else 0
+
+
+def _bind_error(error: OSError) -> FlowerbedError:
+    refused = FlowerbedError(str(error))
+    refused.add_note(
+        "another process may hold it: choose others with --listen and --metrics-port, "
+        "where 0 serves no metrics"
+    )
+    return refused

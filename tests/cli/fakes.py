@@ -17,6 +17,7 @@ log = open(sys.argv[1], "a", buffering=1)
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200); self.end_headers()
+        self.wfile.write(b'{"workers": {"worker-0": "up", "worker-1": "up"}}')
     def log_message(self, *args): pass
 server = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), Handler)
 def end(*_):
@@ -46,6 +47,7 @@ print(Ready("worker", "unix:/nowhere", "model fake"), flush=True)
 
 WORKER_THAT_STAYS = WORKER + "while True: time.sleep(0.05)\n"
 WORKER_THAT_DIES_AGAIN = WORKER + "time.sleep(0.05); os.kill(os.getpid(), signal.SIGKILL)\n"
+WORKER_WHOSE_DEVICE_FAILS = WORKER + "time.sleep(0.05); sys.exit(70)\n"
 WORKER_THAT_IGNORES_SIGNALS = WORKER_THAT_STAYS.replace("end)", "signal.SIG_IGN)")
 WORKER_THAT_CANNOT_START = """
 import sys

@@ -91,6 +91,7 @@ def test_version(run):
         ("--device", "gpu", ("auto", "cpu", "cuda", "cuda:0,1")),
         ("--dtype", "int4", ("auto", "float32", "bfloat16", "float16")),
         ("--log-format", "xml", ("text", "json")),
+        ("--log-level", "loud", ("debug", "info", "warn", "error")),
     ],
 )
 def test_an_unknown_word_is_answered_with_the_allowed_ones(run, option, value, allowed):
@@ -117,6 +118,13 @@ def test_an_unknown_word_in_the_environment_is_refused_too(run):
         ("serve", "--max-batch-tokens", "0"),
         ("serve", "--request-timeout", "0"),
         ("serve", "--device", "cuda:1,1"),
+        ("serve", "--workers", "0"),
+        ("serve", "--drain-timeout", "0"),
+        ("serve", "--step-timeout", "-1"),
+        ("serve", "--prompt", "query"),
+        ("serve", "--prompt", "q=a", "--prompt", "q=b"),
+        ("serve", "--alias", ""),
+        ("worker", "--metrics-port", "65536"),
         ("serve", "one", "two"),
         ("serve", "--no-such-option"),
         ("gateway",),
@@ -145,7 +153,10 @@ def test_defaults_are_those_of_the_config(run, served):
 def test_each_option_of_serve_is_also_an_environment_variable(run, served):
     by_option = ("serve", "a/model", "--revision", "main", "--host", "::1", "--port", "0")
     by_option += ("--device", "cpu", "--dtype", "float32", "--max-batch-tokens", "64")
-    by_option += ("--request-timeout", "2.5", "--log-format", "json")
+    by_option += ("--request-timeout", "2.5", "--log-format", "json", "--log-level", "debug")
+    by_option += ("--drain-timeout", "9", "--step-timeout", "8", "--tokenizer-threads", "3")
+    by_option += ("--workers", "2", "--saturation-batch-tokens", "128")
+    by_option += ("--max-batch-sequences", "7", "--alias", "a", "--alias", "b")
     assert run(*by_option).code == 0
     outcome = run(
         "serve",
@@ -158,6 +169,14 @@ def test_each_option_of_serve_is_also_an_environment_variable(run, served):
         FLOWERBED_MAX_BATCH_TOKENS="64",
         FLOWERBED_REQUEST_TIMEOUT="2.5",
         FLOWERBED_LOG_FORMAT="json",
+        FLOWERBED_LOG_LEVEL="debug",
+        FLOWERBED_DRAIN_TIMEOUT="9",
+        FLOWERBED_STEP_TIMEOUT="8",
+        FLOWERBED_TOKENIZER_THREADS="3",
+        FLOWERBED_WORKERS="2",
+        FLOWERBED_SATURATION_BATCH_TOKENS="128",
+        FLOWERBED_MAX_BATCH_SEQUENCES="7",
+        FLOWERBED_ALIAS="a b",
     )
     assert outcome.code == 0
     assert served[0] == served[1]

@@ -1,5 +1,6 @@
 """The gateway's Python side, with a stand-in for the Rust core."""
 
+import json
 import signal
 import sys
 from types import ModuleType
@@ -9,12 +10,15 @@ import pytest
 import flowerbed
 from flowerbed import gateway
 from flowerbed.errors import FlowerbedError
+from flowerbed.folder import read_folder
+from flowerbed.hub import resolve
 
 
 class FakeGateway:
     """Keeps what it was told; `start` raises what `bind_error` holds."""
 
     bind_error: OSError | None = None
+    num_signals = 1
     configs: list[str]
     calls: list[str]
 
@@ -27,9 +31,11 @@ class FakeGateway:
             raise self.bind_error
         return "127.0.0.1:4321"
 
+    was_cut = False
+
     def wait(self) -> None:
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)
+        for _ in range(self.num_signals):
+            signal.raise_signal(signal.SIGTERM)
 
     def drain(self) -> None:
         self.calls.append("drain")
@@ -54,17 +60,29 @@ def run(on_ready=lambda address, model: None) -> int:
     return gateway.run(
         None,
         revision=None,
+        aliases=("more",),
+        prompts={"query": "q: "},
         listen="127.0.0.1:0",
         workers=("unix:/w",),
         token=None,
         request_timeout_s=1.0,
+        drain_timeout_s=2.0,
+        tokenizer_threads=0,
         on_ready=on_ready,
     )
 
 
 def test_the_first_signal_drains_and_the_second_stops(core):
     assert run() == 0
+    assert core.calls == ["drain"]
+    core.num_signals = 2
+    assert run() == 128 + signal.SIGTERM
     assert core.calls == ["drain", "stop"]
+
+
+def test_a_drain_that_was_too_short_is_no_clean_end(core):
+    core.was_cut = True
+    assert run() == 1
 
 
 def test_the_address_and_the_model_are_told(core):
@@ -78,6 +96,16 @@ def test_a_taken_port_is_an_error_that_says_what_to_do(core):
     with pytest.raises(FlowerbedError, match="127.0.0.1:0: Address already in use") as caught:
         run()
     assert "--port" in caught.value.__notes__[0]
+
+
+def test_prompts_are_part_of_the_text_settings_that_both_sides_compare(core):
+    run()
+    model = json.loads(core.configs[0])["model"]
+    assert model["text"]["prompts"] == {"query": "q: ", "document": ""}
+    assert model["aliases"] == ["all-MiniLM-L6-v2", "default", "more"]
+    folder = read_folder(resolve(None), {"query": "q: "})
+    assert model["text_sha256"] == folder.text_sha256 != read_folder(resolve(None)).text_sha256
+    assert folder.space("float32") != read_folder(resolve(None)).space("float32")
 
 
 def test_a_model_answers_to_its_last_part_and_to_default():

@@ -33,11 +33,14 @@ def test_gateway_and_worker_meet_at_a_unix_socket():
 
 
 def test_every_setting_reaches_the_worker():
-    settings = ServeConfig(dtype=DType.FLOAT16, max_batch_tokens=77, request_timeout_s=3.0)
+    settings = ServeConfig(
+        dtype=DType.FLOAT16, max_batch_tokens=77, request_timeout_s=3.0, step_timeout_s=4.0
+    )
     options = pairs(launch.plan(settings, ("cpu",), FOLDER).workers[0].command)
     assert options["--dtype"] == "float16"
     assert options["--max-batch-tokens"] == "77"
     assert options["--request-timeout"] == "3.0"
+    assert options["--step-timeout"] == "4.0"
     assert options["--device"] == "cpu"
 
 
@@ -55,6 +58,32 @@ def test_idle_threads_of_a_worker_leave_the_cores_alone():
     assert environment["OMP_WAIT_POLICY"] == "passive"
     assert int(environment["OMP_NUM_THREADS"]) >= 1
     assert environment["TOKENIZERS_PARALLELISM"] == "false"
+
+
+def test_prompts_reach_both_parts_and_the_file_none(monkeypatch):
+    monkeypatch.setenv("FLOWERBED_CONFIG", "changed-meanwhile.toml")
+    settings = ServeConfig(prompts={"query": "a = b "}, aliases=("x",))
+    plan = launch.plan(settings, ("cpu",), FOLDER)
+    for spec in (plan.gateway_at(0), *plan.workers):
+        assert "--prompt=query=a = b " in spec.command
+        assert "FLOWERBED_CONFIG" not in spec.environment
+    assert pairs(plan.gateway_at(0).command)["--alias"] == "x"
+
+
+def test_workers_on_a_cpu_share_its_cores(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(8))
+    for num_workers, num_threads in ((1, "8"), (3, "2"), (16, "1")):
+        plan = launch.plan(ServeConfig(), ("cpu",) * num_workers, FOLDER)
+        assert {worker.environment["OMP_NUM_THREADS"] for worker in plan.workers} == {num_threads}
+        assert len({worker.name for worker in plan.workers}) == num_workers
+
+
+def test_a_cpu_has_any_number_of_workers_and_a_gpu_one(monkeypatch):
+    assert devices.one_a_worker("cpu", 3) == ("cpu",) * 3
+    monkeypatch.setattr(devices, "count_gpus", lambda: 2)
+    assert devices.one_a_worker("auto", 2) == devices.one_a_worker("cuda", None)
+    with pytest.raises(ConfigError, match="each has one worker"):
+        devices.one_a_worker("cuda:0", 2)
 
 
 def test_secrets_never_stand_in_a_command(monkeypatch):

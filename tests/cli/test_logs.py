@@ -3,11 +3,13 @@
 import json
 import logging
 import re
+import sys
+import warnings
 
 import pytest
 
 from flowerbed import logs
-from flowerbed.config import LogFormat
+from flowerbed.config import LogFormat, LogLevel
 
 logger = logging.getLogger("flowerbed.test")
 TIMESTAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
@@ -21,6 +23,8 @@ def _restore_logging():
     root.handlers[:] = handlers
     root.setLevel(level)
     logging.getLogger("flowerbed").setLevel(logging.NOTSET)
+    logging.captureWarnings(False)
+    sys.excepthook = sys.__excepthook__
 
 
 def test_text_lines(capsys):
@@ -42,6 +46,27 @@ def test_json_lines_hold_one_object_each_even_with_a_traceback(capsys):
     assert (fields["level"], fields["target"]) == ("ERROR", "flowerbed.test")
     assert fields["message"] == "a step failed"
     assert "ZeroDivisionError" in fields["exception"]
+
+
+def test_levels_have_the_words_of_the_rust_core(capsys):
+    logs.setup(LogFormat.JSON, LogLevel.WARN)
+    logger.info("not written")
+    logger.warning("a warning")
+    logger.critical("an end")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["level"] for line in lines] == ["WARN", "ERROR"]
+
+
+def test_in_json_warnings_and_the_last_traceback_are_objects_too(capsys):
+    logs.setup(LogFormat.JSON)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(True)  # catch_warnings put the usual way back
+        warnings.warn("old", stacklevel=1)
+    sys.excepthook(ValueError, ValueError("the end"), None)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert "old" in lines[0]["message"]
+    assert "ValueError: the end" in lines[1]["exception"]
 
 
 def test_other_libraries_speak_only_when_something_is_wrong(capsys):

@@ -27,7 +27,8 @@ class Run:
 
     log: Path
     worker: str = fakes.WORKER_THAT_STAYS
-    stop_timeout_s: float = 10.0
+    drain_timeout_s: float = 10.0
+    num_workers: int = 1
     announced: list[Ready] = field(default_factory=list)
     loaded: list[tuple[int, int]] = field(default_factory=list)
     is_ready: threading.Event = field(default_factory=threading.Event)
@@ -37,9 +38,10 @@ class Run:
         def gateway_at(port: int) -> ChildSpec:
             return fakes.spec("gateway", fakes.GATEWAY, self.log, port)
 
-        workers = (fakes.spec("worker-0", self.worker, self.log),)
+        names = [f"worker-{index}" for index in range(self.num_workers)]
+        workers = tuple(fakes.spec(name, self.worker, self.log) for name in names)
         supervisor = Supervisor(
-            Plan(gateway_at, 0, workers, self.stop_timeout_s), self, policy=QUICK
+            Plan(gateway_at, 0, workers, self.drain_timeout_s), self, policy=QUICK
         )
         thread = threading.Thread(target=self._play, args=(script,)) if script else None
         if thread:
@@ -108,6 +110,49 @@ def test_a_worker_that_keeps_dying_is_started_again_and_again(run):
     assert run.supervise(lambda: fakes.wait_until(lambda: len(run.started_workers()) >= 4)) == 0
 
 
+def test_a_device_fault_is_named_and_the_delays_grow(run, caplog):
+    run.worker = fakes.WORKER_WHOSE_DEVICE_FAILS
+
+    with caplog.at_level("WARNING", logger="flowerbed"):
+        run.supervise(lambda: fakes.wait_until(lambda: len(run.started_workers()) >= 4))
+    lines = [each.message for each in caplog.records if "ended after" in each.message]
+    assert all("exit code 70: its device failed" in line for line in lines)
+    delays = [float(line.split()[-2]) for line in lines]
+    assert delays[:3] == sorted(delays[:3])
+
+
+def test_sighup_restarts_one_worker_after_another(run, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
+    run.num_workers = 2
+
+    def hang_up():
+        before = run.started_workers()
+        assert len(before) == 2
+        os.kill(os.getpid(), signal.SIGHUP)
+        fakes.wait_until(lambda: len(run.started_workers()) == 4)
+        fakes.wait_until(lambda: sum(map(fakes.is_alive, run.started_workers())) == 2)
+        assert not any(map(fakes.is_alive, before))
+
+    assert run.supervise(hang_up) == 0
+    told = [line.split(" as ")[0] for line in fakes.lines(run.log) if line.startswith("worker")]
+    one = ["worker got SIGTERM", "worker started"]
+    assert told[2:6] == one * 2
+
+
+def test_a_worker_that_does_not_end_for_a_restart_is_killed(run, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
+    monkeypatch.setattr("flowerbed.supervisor._END_S", 0.2)
+    run.worker = fakes.WORKER_THAT_IGNORES_SIGNALS
+    run.drain_timeout_s = 0.2
+
+    def hang_up():
+        os.kill(os.getpid(), signal.SIGHUP)
+        fakes.wait_until(lambda: len(run.started_workers()) == 2)
+        fakes.wait_until(lambda: not fakes.is_alive(run.started_workers()[0]))
+
+    run.supervise(hang_up)
+
+
 def test_a_gateway_that_is_started_again_keeps_its_port(run):
     def kill_the_gateway():
         port = run.announced[0].address.rpartition(":")[2]
@@ -130,14 +175,14 @@ def test_a_worker_that_cannot_start_ends_everything_with_code_1(run, caplog, cap
 
 def test_a_child_that_does_not_end_is_killed(run):
     run.worker = fakes.WORKER_THAT_IGNORES_SIGNALS
-    run.stop_timeout_s = 0.5
+    run.drain_timeout_s = 0.5
     assert run.supervise(lambda: None) == 1
     assert not fakes.is_alive(run.started_workers()[0])
 
 
 def test_a_second_signal_ends_it_at_once(run):
     run.worker = fakes.WORKER_THAT_IGNORES_SIGNALS
-    run.stop_timeout_s = 60.0
+    run.drain_timeout_s = 60.0
 
     def interrupt_twice():
         os.kill(os.getpid(), signal.SIGTERM)

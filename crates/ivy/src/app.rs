@@ -1,6 +1,8 @@
 //! What every request shares, and nothing that belongs to one request.
 
+use std::collections::BTreeSet;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -49,13 +51,10 @@ impl App {
             .iter()
             .map(|address| Connector::new(address, &config))
             .collect();
-        let replicas = config
-            .workers
-            .iter()
+        let replicas = names(&config.workers)
+            .into_iter()
             .enumerate()
-            .map(|(index, address)| {
-                Arc::new(Replica::new(index, address.clone(), Arc::clone(&metrics)))
-            })
+            .map(|(index, name)| Arc::new(Replica::new(index, name, Arc::clone(&metrics))))
             .collect();
         let started_at = SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -72,5 +71,38 @@ impl App {
             config,
         };
         Ok((app, connectors.map_err(invalid)?))
+    }
+}
+
+/// A short, stable name for each address: the socket's, such as `worker-0`, where that is enough.
+fn names(addresses: &[String]) -> Vec<String> {
+    let short = |address: &String| {
+        address
+            .strip_prefix("unix:")
+            .and_then(|path| Path::new(path).file_stem())
+            .map_or_else(
+                || address.clone(),
+                |stem| stem.to_string_lossy().into_owned(),
+            )
+    };
+    let shorts: Vec<String> = addresses.iter().map(short).collect();
+    let is_unique = shorts.iter().collect::<BTreeSet<_>>().len() == shorts.len();
+    if is_unique {
+        shorts
+    } else {
+        addresses.to_vec()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replica_is_named_after_its_socket_or_its_host_and_port() {
+        let addresses = ["unix:/tmp/x/worker-0.sock", "gpu-7:50051"].map(str::to_owned);
+        assert_eq!(names(&addresses), ["worker-0", "gpu-7:50051"]);
+        let alike = ["unix:/a/w.sock", "unix:/b/w.sock"].map(str::to_owned);
+        assert_eq!(names(&alike), alike);
     }
 }

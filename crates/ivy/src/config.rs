@@ -23,6 +23,9 @@ pub struct GatewayConfig {
     /// Time a request may take, unless its caller asks for less.
     #[serde(rename = "request_timeout_s", deserialize_with = "seconds")]
     pub request_timeout: Duration,
+    /// Time that open requests have to end after the gateway was told to.
+    #[serde(rename = "drain_timeout_s", deserialize_with = "seconds")]
+    pub drain_timeout: Duration,
     /// Threads that tokenize short requests; 0 means one a core.
     pub tokenizer_threads: usize,
 }
@@ -82,7 +85,7 @@ fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Er
     Duration::try_from_secs_f64(seconds)
         .ok()
         .filter(|duration| !duration.is_zero())
-        .ok_or_else(|| de::Error::custom("request_timeout_s must be a positive number of seconds"))
+        .ok_or_else(|| de::Error::custom("a timeout must be a positive number of seconds"))
 }
 
 #[cfg(test)]
@@ -98,7 +101,7 @@ mod tests {
             "text_sha256": "bb"
         },
         "workers": ["unix:/run/w.sock"], "listen": "127.0.0.1:0", "worker_token": "hush",
-        "request_timeout_s": 60.0, "tokenizer_threads": 0
+        "request_timeout_s": 60.0, "drain_timeout_s": 30.0, "tokenizer_threads": 0
     }"#;
 
     #[test]
@@ -112,8 +115,8 @@ mod tests {
     fn an_unknown_field_and_an_impossible_time_are_refused_by_name() {
         for (from, to, word) in [
             ("\"listen\"", "\"lisden\"", "lisden"),
-            ("60.0", "0", "request_timeout_s"),
-            ("60.0", "-1", "request_timeout_s"),
+            ("60.0", "0", "timeout"),
+            ("30.0", "-1", "timeout"),
         ] {
             let error = serde_json::from_str::<GatewayConfig>(&CONFIG.replace(from, to));
             assert!(error.unwrap_err().to_string().contains(word));

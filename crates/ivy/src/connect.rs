@@ -127,6 +127,7 @@ impl Connector {
         let info = self.accept(described.into_inner())?;
         let session = Arc::new(Session {
             client,
+            channel: channel.clone(),
             info,
             broken: Notify::new(),
         });

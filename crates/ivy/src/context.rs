@@ -1,6 +1,7 @@
 //! What surrounds every request: its id, its place in the log, its count in the metrics.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
@@ -12,10 +13,14 @@ use tracing::Instrument as _;
 use uuid::Uuid;
 
 use crate::app::App;
+use crate::error::Reason;
+use crate::headers;
 use crate::metrics::Labels;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_ID_BYTES: usize = 128;
+/// Probes ask it again and again; that no worker is up has its own line.
+const READY: &str = "/ready";
 /// nginx's word for a caller that hung up.
 const HUNG_UP: u16 = 499;
 
@@ -60,12 +65,16 @@ pub(crate) async fn track(
     let mut count = Count {
         app,
         context: context.clone(),
+        id: id.clone(),
+        traceparent: headers::traced(request.headers()).map(str::to_owned),
         started: Instant::now(),
         code: HUNG_UP,
+        reason: None,
     };
     request.extensions_mut().insert(context);
     let mut response = next.run(request).instrument(span).await;
     count.code = response.status().as_u16();
+    count.reason = response.extensions_mut().remove();
     response.headers_mut().insert(REQUEST_ID, id);
     response
 }
@@ -86,20 +95,68 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
         })
 }
 
-/// Counts a request when it is dropped.
+/// Counts and logs a request when it is dropped.
 struct Count {
     app: Arc<App>,
     context: Context,
+    id: HeaderValue,
+    traceparent: Option<String>,
     started: Instant,
     code: u16,
+    reason: Option<Reason>,
+}
+
+impl Count {
+    /// One line a request; one that failed by no fault of its caller's is always heard of.
+    fn log(&self, labels: &Labels, elapsed: Duration) {
+        let id = self.id.to_str().unwrap_or_default();
+        let elapsed_ms = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
+        let Labels { model, route, lane } = labels;
+        let (code, traceparent) = (self.code, self.traceparent.as_deref());
+        let reason = self.reason.as_ref().map(|reason| reason.0.as_str());
+        match code {
+            500 => tracing::error!(
+                id,
+                code,
+                elapsed_ms,
+                model,
+                route,
+                lane,
+                traceparent,
+                reason,
+                "request failed"
+            ),
+            501.. if route != READY => tracing::warn!(
+                id,
+                code,
+                elapsed_ms,
+                model,
+                route,
+                lane,
+                traceparent,
+                reason,
+                "request failed"
+            ),
+            _ => tracing::debug!(
+                id,
+                code,
+                elapsed_ms,
+                model,
+                route,
+                lane,
+                traceparent,
+                "request"
+            ),
+        }
+    }
 }
 
 impl Drop for Count {
     fn drop(&mut self) {
         let labels = self.context.0.lock().clone();
-        self.app
-            .metrics
-            .request(&labels, self.code, self.started.elapsed());
+        let elapsed = self.started.elapsed();
+        self.log(&labels, elapsed);
+        self.app.metrics.request(&labels, self.code, elapsed);
     }
 }
 

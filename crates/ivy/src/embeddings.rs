@@ -53,7 +53,7 @@ pub(crate) async fn create(
         .unwrap_or_else(|_| Err(Error::from(deadline_exceeded())));
     result.unwrap_or_else(|error| {
         if let Error::Request(error) = &error
-            && (error.kind.is_retryable() || error.kind == ErrorKind::DeadlineExceeded)
+            && error.kind.is_shed()
         {
             app.metrics.shed(error.kind);
         }
@@ -116,7 +116,7 @@ async fn embed(
     };
     let rows = dispatch.run(&sequences, &costs).await?;
 
-    let mut headers = stats_headers(app, lane, &rows);
+    let mut headers = stats_headers(&rows);
     headers.insert(SPACE, HeaderValue::try_from(group.space()).unwrap_or(EMPTY));
     headers.insert(TRUNCATED, HeaderValue::from(num_truncated));
     let answer = Answer {
@@ -210,16 +210,7 @@ fn costs(sequences: &[Sequence], info: &ModelInfo) -> Vec<u64> {
 }
 
 /// The slowest chunk is what the caller waited for.
-fn stats_headers(app: &App, lane: Lane, rows: &[Rows]) -> HeaderMap {
-    for chunk in rows {
-        let stats = &chunk.stats;
-        app.metrics.chunk(
-            headers::lane_name(lane),
-            stats.queue_us,
-            stats.step_us,
-            &stats.mode,
-        );
-    }
+fn stats_headers(rows: &[Rows]) -> HeaderMap {
     let slowest =
         |time: fn(&Rows) -> u64| HeaderValue::from(rows.iter().map(time).max().unwrap_or(0));
     let mut headers = HeaderMap::new();

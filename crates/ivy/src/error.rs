@@ -21,6 +21,10 @@ pub(crate) enum Error {
     Method(http::Method),
 }
 
+/// Why a request failed, for its line in the log; an extension of the answer.
+#[derive(Clone, Debug)]
+pub(crate) struct Reason(pub(crate) String);
+
 #[derive(Serialize)]
 struct Envelope<'a> {
     error: Body<'a>,
@@ -109,6 +113,10 @@ impl IntoResponse for Error {
             response
                 .headers_mut()
                 .insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        // What is wrong with a caller's input may quote it, so it stays out of the log.
+        if status.is_server_error() {
+            response.extensions_mut().insert(Reason(message));
         }
         response
     }

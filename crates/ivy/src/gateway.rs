@@ -64,9 +64,10 @@ impl Gateway {
                     metrics.run_upkeep();
                 }
             });
-            let longest = app.config.request_timeout;
-            serve::serve(listener, routes::router(&app), &app.phases, longest).await;
-            serving_ended.set();
+            let patience = app.config.drain_timeout;
+            let router = routes::router(&app);
+            let is_drained = serve::serve(listener, router, &app.phases, patience).await;
+            serving_ended.set(!is_drained);
         });
         tracing::info!(address, "gateway serves");
         Ok(Running {
@@ -85,7 +86,8 @@ impl Running {
         &self.address
     }
 
-    /// Not ready from now on, no new connections; open requests finish, then it has stopped.
+    /// Not ready from now on, no new connections; open requests finish, then it has stopped. Those
+    /// that take longer than the settings allow are ended.
     pub fn drain(&self) {
         self.phases.drain();
     }
@@ -96,7 +98,13 @@ impl Running {
         if let Some(runtime) = self.runtime.lock().take() {
             runtime.shutdown_timeout(STOP_TIMEOUT);
         }
-        self.ended.set();
+        self.ended.set(true);
+    }
+
+    /// Whether it stopped before every open request was answered.
+    #[must_use]
+    pub fn was_cut(&self) -> bool {
+        self.ended.was_cut()
     }
 
     /// Blocks for `timeout` at most; whether it has stopped.

@@ -3,15 +3,12 @@
 use std::time::Duration;
 
 use flowerbed_protocol::v1::Lane;
-use flowerbed_protocol::{Error, limits};
+use flowerbed_protocol::{Error, limits, trace};
 use http::HeaderMap;
 use tonic::metadata::{Ascii, MetadataValue};
 
 const LANE: &str = "x-flowerbed-lane";
 const TIMEOUT_MS: &str = "x-flowerbed-timeout-ms";
-/// Passed on as it came: W3C trace context.
-pub(crate) const TRACEPARENT: &str = "traceparent";
-
 /// Name of a lane in headers and metrics.
 pub(crate) fn lane_name(lane: Lane) -> &'static str {
     match lane {
@@ -70,9 +67,15 @@ pub(crate) fn timeout(headers: &HeaderMap, longest: Duration) -> Result<Duration
     }
 }
 
-/// The trace context, if it is one that gRPC metadata can carry.
+/// The trace context, passed on as it came; a header that is none is ignored.
 pub(crate) fn traceparent(headers: &HeaderMap) -> Option<MetadataValue<Ascii>> {
-    MetadataValue::try_from(headers.get(TRACEPARENT)?.as_bytes()).ok()
+    let value = traced(headers)?;
+    MetadataValue::try_from(value).ok()
+}
+
+/// The same as text, for the log.
+pub(crate) fn traced(headers: &HeaderMap) -> Option<&str> {
+    trace::traceparent(headers.get(trace::TRACEPARENT)?.as_bytes())
 }
 
 #[cfg(test)]

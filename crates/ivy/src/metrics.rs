@@ -1,6 +1,7 @@
 //! Names, meanings and buckets of the gateway's metrics; every recording goes through here.
 //!
-//! The recorder belongs to one gateway and is no global. Label values are bounded: models are the
+//! What happens inside a worker is measured there; `status.rs` fetches it. The recorder belongs to
+//! one gateway and is no global. Label values are bounded: models are the
 //! served id or `unknown`, routes are those of the table or `unknown`.
 
 use std::time::Duration;
@@ -20,10 +21,6 @@ const REQUESTS_OPEN: &str = "flowerbed_requests_open";
 const REQUEST_SECONDS: &str = "flowerbed_request_seconds";
 /// Time in which the texts of a request became ids, waiting for a thread included.
 const TOKENIZE_SECONDS: &str = "flowerbed_tokenize_seconds";
-/// Longest wait of a chunk's sequences in a worker's queue.
-const QUEUE_SECONDS: &str = "flowerbed_queue_seconds";
-/// Time of the steps that ran a chunk.
-const STEP_SECONDS: &str = "flowerbed_step_seconds";
 /// Inputs that were cut to the model's length.
 const TRUNCATED: &str = "flowerbed_truncated_total";
 /// Ids handed to the workers.
@@ -60,7 +57,10 @@ impl Metrics {
             .set_buckets(&BUCKETS)
             .unwrap_or_else(|_| PrometheusBuilder::new());
         let recorder = builder.build_recorder();
-        with_local_recorder(&recorder, describe);
+        with_local_recorder(&recorder, || {
+            describe();
+            begin_at_zero();
+        });
         let handle = recorder.handle();
         Self { recorder, handle }
     }
@@ -100,17 +100,6 @@ impl Metrics {
         });
     }
 
-    pub(crate) fn chunk(&self, lane: &'static str, queue_us: u64, step_us: u64, mode: &str) {
-        let mode = ["eager", "capture", "replay"]
-            .into_iter()
-            .find(|known| *known == mode);
-        with_local_recorder(&self.recorder, || {
-            histogram!(QUEUE_SECONDS, "lane" => lane).record(Duration::from_micros(queue_us));
-            histogram!(STEP_SECONDS, "mode" => mode.unwrap_or("unknown"))
-                .record(Duration::from_micros(step_us));
-        });
-    }
-
     pub(crate) fn shed(&self, reason: ErrorKind) {
         with_local_recorder(&self.recorder, || {
             counter!(SHED, "reason" => reason.name()).increment(1);
@@ -147,14 +136,21 @@ fn describe() {
         seconds,
         "Time in which a request's texts became ids"
     );
-    describe_histogram!(
-        QUEUE_SECONDS,
-        seconds,
-        "Longest wait of a chunk in a worker's queue"
-    );
-    describe_histogram!(STEP_SECONDS, seconds, "Time of the steps that ran a chunk");
     describe_counter!(TRUNCATED, "Inputs that were cut to the model's length");
     describe_counter!(INPUT_TOKENS, "Token ids handed to the workers");
     describe_counter!(SHED, "Requests turned away, by kind of error");
     describe_gauge!(REPLICA_UP, "1 while a worker answers and is ready");
+}
+
+/// Every series whose labels are known is there from the start, so that a rate over its first event
+/// is right.
+fn begin_at_zero() {
+    gauge!(REQUESTS_OPEN).set(0.0);
+    drop(histogram!(TOKENIZE_SECONDS));
+    for name in [TRUNCATED, INPUT_TOKENS] {
+        counter!(name).absolute(0);
+    }
+    for reason in ErrorKind::ALL.into_iter().filter(|kind| kind.is_shed()) {
+        counter!(SHED, "reason" => reason.name()).absolute(0);
+    }
 }

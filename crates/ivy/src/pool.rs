@@ -11,8 +11,9 @@ use flowerbed_protocol::{Error, ErrorKind};
 use crate::balance;
 use crate::replica::{Replica, Session};
 
-const UNKNOWN_RATE_DELAY: Duration = Duration::from_secs(1);
-const MAX_DELAY_S: f64 = 30.0;
+/// No earlier: a caller who comes back at once finds the same.
+const MIN_DELAY: Duration = Duration::from_secs(1);
+const MAX_DELAY: Duration = Duration::from_secs(60);
 
 /// The replicas of one gateway.
 #[derive(Debug)]
@@ -54,6 +55,23 @@ impl Group {
             .iter()
             .map(|(_, session)| session.info.max_batch_tokens);
         budgets.min().unwrap_or(0)
+    }
+
+    /// 429, to be tried again when what is too much now has run: this gateway's excess, and what
+    /// other gateways had queued when the workers last told.
+    fn overloaded(&self, excess: u64) -> Error {
+        let others: u64 = self
+            .live
+            .iter()
+            .map(|(replica, _)| replica.load_of_others())
+            .sum();
+        let rate = self
+            .live
+            .iter()
+            .map(|(replica, session)| replica.cost_per_second(session))
+            .sum();
+        Error::new(ErrorKind::Overloaded, "the queue is full; try again later")
+            .after(time_to_run(excess.saturating_add(others), rate))
     }
 }
 
@@ -106,7 +124,7 @@ impl Pool {
         let reason = |replica: &Arc<Replica>| {
             replica
                 .down_reason()
-                .map(|reason| format!("{}: {reason}", replica.address))
+                .map(|reason| format!("{}: {reason}", replica.name))
         };
         self.replicas.iter().filter_map(reason).collect()
     }
@@ -123,10 +141,11 @@ impl Pool {
                 pool: Arc::clone(self),
                 cost,
             })
-            .map_err(|admitted| overloaded(group, (admitted + cost).saturating_sub(limit)))
+            .map_err(|admitted| group.overloaded((admitted + cost).saturating_sub(limit)))
     }
 
-    fn live(&self) -> impl Iterator<Item = Live> + '_ {
+    /// The replicas that are up.
+    pub(crate) fn live(&self) -> impl Iterator<Item = Live> + '_ {
         self.replicas.iter().filter_map(|replica| {
             replica
                 .session()
@@ -150,21 +169,27 @@ impl Drop for Admitted {
 
 /// No replica is up.
 pub(crate) fn unavailable() -> Error {
-    Error::new(ErrorKind::Unavailable, "no worker is ready; try again").after(UNKNOWN_RATE_DELAY)
+    Error::new(ErrorKind::Unavailable, "no worker is ready; try again").after(MIN_DELAY)
 }
 
-/// 429, to be tried again when the workers have done what is too much now.
+/// How long workers of this rate take for so much cost.
 #[allow(clippy::cast_precision_loss, reason = "costs are far below 2^52")]
-fn overloaded(group: &Group, excess: u64) -> Error {
-    let rate: f64 = group
-        .live
-        .iter()
-        .map(|(replica, _)| replica.cost_per_second())
-        .sum();
-    let delay = if rate > 0.0 {
-        Duration::from_secs_f64((excess as f64 / rate).clamp(1.0, MAX_DELAY_S))
-    } else {
-        UNKNOWN_RATE_DELAY
-    };
-    Error::new(ErrorKind::Overloaded, "the queue is full; try again later").after(delay)
+fn time_to_run(cost: u64, cost_per_second: f64) -> Duration {
+    Duration::try_from_secs_f64(cost as f64 / cost_per_second)
+        .unwrap_or(MAX_DELAY) // a rate of zero
+        .clamp(MIN_DELAY, MAX_DELAY)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_retry_is_advised_when_the_excess_has_run_within_1_to_60_s() {
+        assert_eq!(time_to_run(5_000, 1_000.0), Duration::from_secs(5));
+        assert_eq!(time_to_run(1, 1_000.0), MIN_DELAY);
+        assert_eq!(time_to_run(0, 0.0), MAX_DELAY);
+        assert_eq!(time_to_run(1_000_000, 1.0), MAX_DELAY);
+        assert_eq!(time_to_run(1, 0.0), MAX_DELAY);
+    }
 }

@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use flowerbed_protocol::error::ERROR_TRAILER;
+use flowerbed_protocol::trace::TRACEPARENT;
 use flowerbed_protocol::v1::inference_client::InferenceClient;
 use flowerbed_protocol::v1::{Load, ModelInfo, RunRequest, RunResponse};
-use flowerbed_protocol::{Error, ErrorKind};
+use flowerbed_protocol::{Error, ErrorKind, limits};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -21,11 +22,10 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
-use crate::headers::TRACEPARENT;
 use crate::metrics::Metrics;
 
-/// A worker's own load report counts this long; then only our own count does, or a replica that
-/// was busy once would never be asked again.
+/// What a worker had queued counts this long; then only our own count does, or a replica that was
+/// busy once would never be asked again. Its rate counts until it tells another one.
 const REPORT_LIFETIME: Duration = Duration::from_secs(1);
 /// gRPC's deadline is rounded down and may pass a little before our own timer.
 const DEADLINE_ROUNDING: Duration = Duration::from_millis(5);
@@ -52,7 +52,8 @@ impl Interceptor for Authorization {
 #[derive(Debug)]
 pub(crate) struct Replica {
     pub(crate) index: usize,
-    pub(crate) address: String,
+    /// In logs, labels and `/ready`.
+    pub(crate) name: String,
     state: RwLock<State>,
     /// Cost of our chunks that it has not answered.
     outstanding: AtomicU64,
@@ -70,6 +71,8 @@ enum State {
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) client: InferenceClient<AuthorizedChannel>,
+    /// The same connection, for what is no call.
+    pub(crate) channel: AuthorizedChannel,
     pub(crate) info: ModelInfo,
     /// Wakes the owner of the connection after a call found it broken.
     pub(crate) broken: Notify,
@@ -91,11 +94,11 @@ pub(crate) struct CallOptions {
 }
 
 impl Replica {
-    pub(crate) fn new(index: usize, address: String, metrics: Arc<Metrics>) -> Self {
-        metrics.replica_up(&address, false);
+    pub(crate) fn new(index: usize, name: String, metrics: Arc<Metrics>) -> Self {
+        metrics.replica_up(&name, false);
         Self {
             index,
-            address,
+            name,
             state: RwLock::new(State::Down {
                 reason: "not connected yet".to_owned(),
             }),
@@ -125,9 +128,9 @@ impl Replica {
     pub(crate) fn set_up(&self, session: &Arc<Session>) {
         *self.state.write() = State::Up(Arc::clone(session));
         *self.report.lock() = None;
-        self.metrics.replica_up(&self.address, true);
+        self.metrics.replica_up(&self.name, true);
         tracing::info!(
-            replica = self.address,
+            replica = self.name,
             space = session.info.space,
             "worker is up"
         );
@@ -137,36 +140,41 @@ impl Replica {
     pub(crate) fn set_down(&self, reason: &str) {
         let mut state = self.state.write();
         match &*state {
-            State::Up(_) => tracing::warn!(replica = self.address, reason, "worker is down"),
+            State::Up(_) => tracing::warn!(replica = self.name, reason, "worker is down"),
             State::Down { reason: known } if known != reason => {
-                tracing::info!(replica = self.address, reason, "worker is not up yet");
+                tracing::info!(replica = self.name, reason, "worker is not up yet");
             }
             State::Down { .. } => {}
         }
         *state = State::Down {
             reason: reason.to_owned(),
         };
-        self.metrics.replica_up(&self.address, false);
+        self.metrics.replica_up(&self.name, false);
     }
 
     /// Work in hand: ours, and what others had queued when it last told.
     pub(crate) fn load(&self) -> u64 {
-        let others = self.fresh_report().map_or(0, |report| report.others);
         self.outstanding
             .load(Ordering::Relaxed)
-            .saturating_add(others)
+            .saturating_add(self.load_of_others())
     }
 
-    /// Measured rate, if it was told lately.
-    pub(crate) fn cost_per_second(&self) -> f64 {
-        self.fresh_report()
-            .map_or(0.0, |report| report.cost_per_second)
-    }
-
-    fn fresh_report(&self) -> Option<Report> {
+    /// Work of other gateways, if it was told lately.
+    pub(crate) fn load_of_others(&self) -> u64 {
         self.report
             .lock()
             .filter(|report| report.at.elapsed() < REPORT_LIFETIME)
+            .map_or(0, |report| report.others)
+    }
+
+    /// The rate that it measured last; before its first answer, the one that its queue was sized by.
+    #[allow(clippy::cast_precision_loss, reason = "costs are far below 2^52")]
+    pub(crate) fn cost_per_second(&self, session: &Session) -> f64 {
+        self.report
+            .lock()
+            .map(|report| report.cost_per_second)
+            .filter(|rate| *rate > 0.0)
+            .unwrap_or(session.info.queue_limit as f64 / limits::QUEUE_SECONDS)
     }
 
     /// Counts a chunk as in hand until the guard is dropped.

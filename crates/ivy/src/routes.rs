@@ -14,7 +14,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use crate::app::App;
 use crate::body::discard;
 use crate::error::{Error, internal};
-use crate::{context, embeddings, status};
+use crate::{context, embeddings, scrape, status};
 
 /// All routes of a gateway.
 pub(crate) fn router(app: &Arc<App>) -> Router {
@@ -24,7 +24,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .route("/v1/models", get(status::models))
         .route("/health", get(status::health))
         .route("/ready", get(status::ready))
-        .route("/metrics", get(status::metrics))
+        .route("/metrics", get(scrape::metrics))
         .fallback(no_such_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(CatchPanicLayer::custom(panicked))

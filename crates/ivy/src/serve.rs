@@ -19,16 +19,15 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(90);
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 /// After a failed accept: out of file descriptors, say.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Beyond the longest request, for writing its answer.
-const DRAIN_MARGIN: Duration = Duration::from_secs(5);
 
-/// Serves until draining begins and what was accepted is answered.
+/// Serves until draining begins and what was accepted is answered. Returns false if that took
+/// longer than `drain_timeout`: then some requests are still open.
 pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
     phases: &Phases,
-    longest_request: Duration,
-) {
+    drain_timeout: Duration,
+) -> bool {
     let open = GracefulShutdown::new();
     loop {
         let accepted = tokio::select! {
@@ -44,12 +43,14 @@ pub(crate) async fn serve(
         }
     }
     drop(listener);
-    if timeout(longest_request + DRAIN_MARGIN, open.shutdown())
-        .await
-        .is_err()
-    {
-        tracing::warn!("some connections did not end in time");
+    let is_drained = timeout(drain_timeout, open.shutdown()).await.is_ok();
+    if !is_drained {
+        tracing::warn!(
+            ?drain_timeout,
+            "the time to drain is over; ending what is left"
+        );
     }
+    is_drained
 }
 
 fn spawn(stream: TcpStream, router: Router, open: &GracefulShutdown) {

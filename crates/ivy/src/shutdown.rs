@@ -46,22 +46,33 @@ impl Phases {
 /// Set once, when nothing is served any more.
 #[derive(Debug, Default)]
 pub(crate) struct Ended {
-    flag: Mutex<bool>,
+    how: Mutex<Option<End>>,
     changed: Condvar,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct End {
+    was_cut: bool,
+}
+
 impl Ended {
-    pub(crate) fn set(&self) {
-        *self.flag.lock() = true;
+    /// The first call counts.
+    pub(crate) fn set(&self, was_cut: bool) {
+        self.how.lock().get_or_insert(End { was_cut });
         self.changed.notify_all();
+    }
+
+    /// Whether requests were open at the end.
+    pub(crate) fn was_cut(&self) -> bool {
+        self.how.lock().is_some_and(|end| end.was_cut)
     }
 
     /// Blocks for `timeout` at most; whether it has ended.
     pub(crate) fn wait(&self, timeout: Duration) -> bool {
-        let mut flag = self.flag.lock();
-        if !*flag {
-            self.changed.wait_for(&mut flag, timeout);
+        let mut how = self.how.lock();
+        if how.is_none() {
+            self.changed.wait_for(&mut how, timeout);
         }
-        *flag
+        how.is_some()
     }
 }

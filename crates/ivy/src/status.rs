@@ -1,16 +1,17 @@
-//! The routes that tell about the gateway: models, health, readiness, metrics.
+//! The routes that tell about the gateway: models, health, readiness.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use http::StatusCode;
-use http::header::CONTENT_TYPE;
 use serde_json::json;
 
 use crate::app::App;
 use crate::error::{Error, json};
 use crate::pool::unavailable;
+use crate::replica::Replica;
 use crate::wire::{ModelEntry, ModelList};
 
 /// `GET /v1/models`.
@@ -35,24 +36,22 @@ pub(crate) async fn health() -> Response {
     json(StatusCode::OK, &json!({"status": "alive"}))
 }
 
-/// `GET /ready`: a request sent now can be answered.
+/// `GET /ready`: a request sent now can be answered. Tells of each worker whether it is up; a
+/// rolling restart goes by that.
 pub(crate) async fn ready(State(app): State<Arc<App>>) -> Result<Response, Error> {
     let mut reason = unavailable();
     if app.phases.is_draining() {
         "the gateway is shutting down".clone_into(&mut reason.message);
     } else if app.pool.is_up() {
-        return Ok(json(StatusCode::OK, &json!({"status": "ready"})));
+        let state = |replica: &Arc<Replica>| {
+            let state = replica.down_reason().unwrap_or_else(|| "up".to_owned());
+            (replica.name.clone(), state)
+        };
+        let workers: BTreeMap<String, String> = app.pool.replicas.iter().map(state).collect();
+        let body = json!({"status": "ready", "workers": workers});
+        return Ok(json(StatusCode::OK, &body));
     } else {
         reason.message = format!("no worker is ready: {}", app.pool.down_reasons().join("; "));
     }
     Err(reason.into())
-}
-
-/// `GET /metrics`, Prometheus text.
-pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
-    (
-        [(CONTENT_TYPE, "text/plain; version=0.0.4")],
-        app.metrics.render(),
-    )
-        .into_response()
 }

@@ -5,8 +5,8 @@
 mod support;
 
 use serde_json::json;
-use support::Ivy;
 use support::tulip::Tulip;
+use support::{Ivy, eventually};
 
 #[test]
 fn requests_are_counted_by_model_route_lane_and_code() {
@@ -33,8 +33,6 @@ fn requests_are_counted_by_model_route_lane_and_code() {
         "flowerbed_truncated_total 1",
         "flowerbed_input_tokens_total 131",
         "flowerbed_tokenize_seconds_bucket{le=\"60\"} 1",
-        "flowerbed_queue_seconds_bucket{lane=\"online\",le=\"0.0005\"} 1",
-        "flowerbed_step_seconds_count{mode=\"replay\"} 1",
         "# TYPE flowerbed_request_seconds histogram",
     ] {
         assert!(
@@ -43,4 +41,30 @@ fn requests_are_counted_by_model_route_lane_and_code() {
         );
     }
     assert!(!text.contains("made-up"));
+}
+
+#[test]
+fn a_scrape_holds_the_metrics_of_every_live_worker() {
+    let tulips = [Tulip::start(), Tulip::start()];
+    let metrics =
+        "# HELP steps_total Steps.\n# TYPE steps_total counter\nsteps_total{mode=\"eager\"} 7\n";
+    for tulip in &tulips {
+        tulip.change(|behaviour| metrics.clone_into(&mut behaviour.metrics));
+    }
+    let ivy = Ivy::over(&[&tulips[0], &tulips[1]]);
+    let scrape = || String::from_utf8(ivy.client.get("/metrics").body).unwrap();
+    let sample = |tulip: &Tulip| {
+        let replica = &tulip.address;
+        format!("steps_total{{replica=\"{replica}\",mode=\"eager\"}} 7")
+    };
+    eventually("both are up and scraped", || {
+        let text = scrape();
+        tulips.iter().all(|tulip| text.contains(&sample(tulip)))
+    });
+    assert_eq!(scrape().matches("# TYPE steps_total").count(), 1);
+    let [left, right] = tulips;
+    let gone = sample(&left);
+    drop(left);
+    eventually("a dead worker's are gone", || !scrape().contains(&gone));
+    assert!(scrape().contains(&sample(&right)));
 }

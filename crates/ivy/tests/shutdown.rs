@@ -4,6 +4,7 @@
 
 mod support;
 
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::thread;
 use std::time::Duration;
@@ -53,4 +54,24 @@ fn stopping_ends_at_once() {
     ivy.running.stop();
     assert!(ivy.running.wait(LONG));
     ivy.running.stop();
+}
+
+#[test]
+fn a_drain_ends_what_is_open_when_its_time_is_over() {
+    let tulip = Tulip::start();
+    tulip.change(|behaviour| behaviour.delay = Duration::from_secs(30));
+    let ivy = Ivy::with(&[&tulip], |config| config["drain_timeout_s"] = json!(0.3));
+    ivy.await_ready();
+    let mut caller = TcpStream::connect(ivy.running.address()).unwrap();
+    let body = r#"{"input": "a"}"#;
+    let head = "POST /v1/embeddings HTTP/1.1\r\nhost: ivy\r\ncontent-type: application/json\r\n";
+    write!(caller, "{head}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
+    eventually("the call arrived", || tulip.calls().len() == 1);
+    ivy.running.drain();
+    assert!(ivy.running.wait(LONG));
+    assert!(ivy.running.was_cut());
+    ivy.running.stop();
+    let mut answer = Vec::new();
+    let _ = caller.read_to_end(&mut answer);
+    assert!(answer.is_empty());
 }

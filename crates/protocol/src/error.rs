@@ -147,6 +147,12 @@ impl ErrorKind {
         )
     }
 
+    /// Whether a good request was turned away because there was too much of it.
+    #[must_use]
+    pub fn is_shed(self) -> bool {
+        self.is_retryable() || self == Self::DeadlineExceeded
+    }
+
     fn to_wire(self) -> v1::ErrorKind {
         match self {
             Self::InvalidInput => v1::ErrorKind::InvalidInput,

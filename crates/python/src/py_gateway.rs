@@ -45,6 +45,11 @@ impl PyGateway {
         Ok(())
     }
 
+    #[getter]
+    fn was_cut(&self) -> PyResult<bool> {
+        Ok(self.running()?.was_cut())
+    }
+
     fn drain(&self) -> PyResult<()> {
         self.running()?.drain();
         Ok(())

@@ -10,7 +10,8 @@ use tracing_subscriber::EnvFilter;
 /// Sends the core's logs to stderr as `text` or `json`. Later calls change nothing.
 #[pyfunction]
 pub(crate) fn init_logging(log_format: &str, level: &str) -> PyResult<()> {
-    let filter = EnvFilter::try_new(level)
+    // Other crates tell their inside at lower levels; ours alone are asked for it.
+    let filter = EnvFilter::try_new(format!("error,flowerbed={level}"))
         .map_err(|error| PyValueError::new_err(format!("log level {level:?}: {error}")))?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -18,13 +19,22 @@ pub(crate) fn init_logging(log_format: &str, level: &str) -> PyResult<()> {
         .with_writer(std::io::stderr);
     // An error means that a subscriber is set already, which the docstring promises to accept.
     let _ = match log_format {
-        "json" => builder.json().flatten_event(true).try_init(),
+        "json" => builder
+            .json()
+            .flatten_event(true)
+            .with_span_list(false)
+            .try_init(),
         "text" => builder.with_target(false).try_init(),
         other => {
             let message = format!("log format {other:?} is not one of text, json");
             return Err(PyValueError::new_err(message));
         }
     };
+    std::panic::set_hook(Box::new(|panic| {
+        // Its message may quote a text.
+        let location = panic.location().map(ToString::to_string);
+        tracing::error!(target: "flowerbed", location, "a thread panicked");
+    }));
     Ok(())
 }
 

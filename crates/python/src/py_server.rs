@@ -4,6 +4,7 @@ use flowerbed_tulip::{Pull, Tulip, WorkerConfig};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use crate::SIGNAL_POLL;
 use crate::py_batch::{HostRows, PyBatch};
@@ -80,8 +81,15 @@ impl PyInferenceServer {
         Ok(self.tulip()?.is_faulted())
     }
 
-    fn drain(&self) -> PyResult<()> {
-        self.tulip()?.drain();
+    #[getter]
+    fn was_cut(&self) -> PyResult<bool> {
+        Ok(self.tulip()?.was_cut())
+    }
+
+    fn drain(&self, timeout_s: f64) -> PyResult<()> {
+        let timeout = Duration::try_from_secs_f64(timeout_s)
+            .map_err(|error| PyValueError::new_err(format!("timeout_s: {error}")))?;
+        self.tulip()?.drain(timeout);
         Ok(())
     }
 

@@ -13,6 +13,8 @@ pub struct WorkerConfig {
     pub model: ModelConfig,
     /// `host:port` or `unix:path`.
     pub listen: String,
+    /// `host:port` that serves nothing but the metrics, if there is one.
+    pub metrics_listen: Option<String>,
     /// Shared secret that callers send as a bearer token.
     pub token: Option<String>,
     /// Budget of one step, in cost.

@@ -46,6 +46,8 @@ pub(crate) enum Command {
     Hung,
     /// Take no more work, finish what is queued.
     Drain,
+    /// The time for that is over: whoever still waits is refused.
+    Cut,
 }
 
 /// A chunk and who waits for it.
@@ -146,6 +148,7 @@ impl Dispatcher {
             }
             Command::Hung => self.device_fault("a step takes longer than its limit"),
             Command::Drain => self.state.set_draining(),
+            Command::Cut => self.cut(),
         }
     }
 
@@ -381,6 +384,22 @@ impl Dispatcher {
             self.metrics.shed(Shed::Unavailable);
             job.fail(unavailable("the device failed; this worker restarts"));
         }
+    }
+
+    fn cut(&mut self) {
+        if self.jobs.is_empty() {
+            return;
+        }
+        tracing::warn!(
+            jobs = self.jobs.len(),
+            "the time to drain is over; refusing what is left"
+        );
+        self.state.set_cut();
+        for (_, job) in self.jobs.drain() {
+            self.metrics.shed(Shed::Unavailable);
+            job.fail(unavailable("this worker is shutting down"));
+        }
+        self.drop_dead();
     }
 
     fn land(&mut self, batch_id: u64) -> Option<Batch> {

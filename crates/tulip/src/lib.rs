@@ -17,6 +17,7 @@ mod job;
 mod listener;
 mod metrics;
 pub mod scheduler;
+mod scrape;
 mod server;
 mod service;
 mod state;

@@ -18,6 +18,9 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 
+/// Calls of one connection at once. Admission bounds them; hyper's default of 200 would make a query
+/// wait in the gateway behind bulk calls, where lanes do not count.
+const MAX_STREAMS: u32 = 100_000;
 /// After a failed accept: out of file descriptors, say.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -34,8 +37,14 @@ impl Listener {
     /// Binds `host:port` or `unix:path`; returns the address with the real port as well.
     ///
     /// # Errors
-    /// The address is in use, or not this machine's.
+    /// The address is in use, or not this machine's; the error names it.
     pub(crate) async fn bind(address: &str) -> io::Result<(Self, String)> {
+        Self::try_bind(address).await.map_err(|error| {
+            io::Error::new(error.kind(), format!("cannot listen on {address}: {error}"))
+        })
+    }
+
+    async fn try_bind(address: &str) -> io::Result<(Self, String)> {
         if let Some(path) = address.strip_prefix("unix:") {
             let listener = bind_unix(Path::new(path)).await?;
             return Ok((Self::Unix(listener), address.to_owned()));
@@ -89,7 +98,8 @@ fn spawn(
         .http2()
         .timer(TokioTimer::new())
         .initial_stream_window_size(limits::STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(limits::CONNECTION_WINDOW_BYTES);
+        .initial_connection_window_size(limits::CONNECTION_WINDOW_BYTES)
+        .max_concurrent_streams(MAX_STREAMS);
     let service = TowerToHyperService::new(router);
     let connection = builder
         .serve_connection(TokioIo::new(stream), service)

@@ -25,7 +25,7 @@ const STEP_TOKENS: &str = "flowerbed_step_tokens";
 /// Time in which the rows of a step came from the device.
 const RESULT_COPY_SECONDS: &str = "flowerbed_result_copy_seconds";
 /// Chunks that got no result, by reason.
-const SHED: &str = "flowerbed_shed_total";
+const SHED: &str = "flowerbed_chunks_shed_total";
 /// Share of the last seconds in which a step ran.
 const DEVICE_BUSY: &str = "flowerbed_device_busy_ratio";
 
@@ -53,6 +53,26 @@ pub(crate) enum Shed {
     EngineFailed,
 }
 
+impl Shed {
+    const ALL: [Self; 5] = [
+        Self::Overloaded,
+        Self::DeadlineExceeded,
+        Self::Cancelled,
+        Self::Unavailable,
+        Self::EngineFailed,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Overloaded => "overloaded",
+            Self::DeadlineExceeded => "deadline_exceeded",
+            Self::Cancelled => "cancelled",
+            Self::Unavailable => "unavailable",
+            Self::EngineFailed => "engine_failed",
+        }
+    }
+}
+
 /// The metrics of one worker.
 pub(crate) struct Metrics {
     recorder: PrometheusRecorder,
@@ -69,7 +89,10 @@ impl Metrics {
             })
             .unwrap_or_else(|_| PrometheusBuilder::new());
         let recorder = builder.build_recorder();
-        with_local_recorder(&recorder, describe);
+        with_local_recorder(&recorder, || {
+            describe();
+            begin_at_zero();
+        });
         let handle = recorder.handle();
         Self { recorder, handle }
     }
@@ -121,15 +144,8 @@ impl Metrics {
     }
 
     pub(crate) fn shed(&self, reason: Shed) {
-        let reason = match reason {
-            Shed::Overloaded => "overloaded",
-            Shed::DeadlineExceeded => "deadline_exceeded",
-            Shed::Cancelled => "cancelled",
-            Shed::Unavailable => "unavailable",
-            Shed::EngineFailed => "engine_failed",
-        };
         with_local_recorder(&self.recorder, || {
-            counter!(SHED, "reason" => reason).increment(1)
+            counter!(SHED, "reason" => reason.name()).increment(1);
         });
     }
 
@@ -161,4 +177,21 @@ fn describe() {
     );
     describe_counter!(SHED, "Chunks that got no result, by reason");
     describe_gauge!(DEVICE_BUSY, "Share of the last seconds in which a step ran");
+}
+
+/// Every series is there from the start, so that a rate over its first event is right.
+fn begin_at_zero() {
+    for lane in Lane::ALL {
+        drop(histogram!(QUEUE_SECONDS, "lane" => lane.name()));
+        gauge!(QUEUE_TOKENS, "lane" => lane.name()).set(0.0);
+    }
+    drop(histogram!(STEP_SECONDS, "mode" => "eager"));
+    for kind in ["real", "padding"] {
+        drop(histogram!(STEP_TOKENS, "kind" => kind));
+    }
+    drop(histogram!(RESULT_COPY_SECONDS));
+    for reason in Shed::ALL {
+        counter!(SHED, "reason" => reason.name()).absolute(0);
+    }
+    gauge!(DEVICE_BUSY).set(0.0);
 }

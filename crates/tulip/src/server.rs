@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::time::Duration;
 
+use axum::Router;
 use axum::extract::Request;
 use flowerbed_protocol::limits;
 use flowerbed_protocol::v1::inference_server::InferenceServer;
 use parking_lot::Mutex;
-use tokio::runtime::Runtime;
+use tokio::runtime::{Handle, Runtime};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tonic::service::Routes;
@@ -25,6 +26,7 @@ use crate::health::{Health, SERVICE_NAME};
 use crate::listener::Listener;
 use crate::metrics::Metrics;
 use crate::scheduler::Stream;
+use crate::scrape;
 use crate::service::{Service, check_token};
 use crate::state::{Phase, State};
 use crate::waiter::{self, Launched, PendingRows};
@@ -43,6 +45,7 @@ pub struct Tulip {
     reporter: HealthReporter,
     waiters: HashMap<Stream, SyncSender<Launched>>,
     pulls: Mutex<Pulls>,
+    handle: Handle,
     running: Mutex<Option<Running>>,
 }
 
@@ -105,13 +108,9 @@ impl Tulip {
             check_token(config.token.as_deref()),
         ));
         let default_timeout = Duration::from_secs_f64(config.request_timeout_s);
-        let rendered = Arc::clone(&metrics);
         let router = grpc
             .into_axum_router()
-            .route(
-                "/metrics",
-                axum::routing::get(async move || rendered.render()),
-            )
+            .merge(scrape::route(&metrics, config.token.as_deref()))
             .layer(tower::util::MapRequestLayer::new(
                 move |request: Request| deadline::set(request, default_timeout),
             ));
@@ -121,6 +120,13 @@ impl Tulip {
             let _ = phase.wait_for(|phase| *phase != Phase::Serving).await;
         };
         let (listener, address) = runtime.block_on(Listener::bind(&config.listen))?;
+        if let Some(address) = &config.metrics_listen {
+            let (listener, address) = runtime.block_on(Listener::bind(address))?;
+            tracing::info!(address, "metrics are served");
+            let router: Router = scrape::route(&metrics, None);
+            // Whoever watches a drain reads them to its end.
+            tokio::spawn(listener.serve(router, std::future::pending()));
+        }
         let serving = tokio::spawn(listener.serve(router, draining));
         let dispatcher = Dispatcher::new(
             Arc::clone(&config),
@@ -147,6 +153,7 @@ impl Tulip {
             reporter,
             waiters,
             pulls: Mutex::default(),
+            handle: runtime.handle().clone(),
             running: Mutex::new(Some(Running { runtime, serving })),
         })
     }
@@ -224,11 +231,24 @@ impl Tulip {
         is_known && self.commands.blocking_send(command).is_ok()
     }
 
-    /// Refuses new work from now on; batches come until the queue is empty.
-    pub fn drain(&self) {
+    /// Refuses new work from now on; batches come until the queue is empty. What is still there
+    /// after `patience` is refused too.
+    pub fn drain(&self, patience: Duration) {
         self.state.set_draining();
         // Only a nudge for an idle dispatcher: with a full channel it is awake anyway.
         let _ = self.commands.try_send(Command::Drain);
+        let commands = self.commands.clone();
+        self.handle.spawn(async move {
+            tokio::time::sleep(patience).await;
+            // The dispatcher may have ended meanwhile.
+            let _ = commands.send(Command::Cut).await;
+        });
+    }
+
+    /// Whether a drain was too short for what was queued.
+    #[must_use]
+    pub fn was_cut(&self) -> bool {
+        self.state.was_cut()
     }
 
     /// Whether the device failed, so that only a restart helps.
@@ -239,7 +259,7 @@ impl Tulip {
 
     /// Stops serving; answers that are made still leave. Safe to call twice.
     pub fn stop(&self) {
-        self.drain();
+        self.drain(Duration::ZERO);
         let Some(Running { runtime, serving }) = self.running.lock().take() else {
             return;
         };

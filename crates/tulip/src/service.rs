@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use flowerbed_protocol::{Error, ErrorKind, PROTOCOL_VERSION, v1};
+use flowerbed_protocol::trace::{TRACEPARENT, traceparent};
+use flowerbed_protocol::{Error, ErrorKind, Fault, PROTOCOL_VERSION, v1};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
+use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
 use crate::chunk::Chunk;
@@ -47,7 +49,24 @@ impl v1::inference_server::Inference for Service {
             .extensions()
             .get()
             .map_or_else(Instant::now, |Deadline(at)| *at);
-        let chunk = Chunk::check(request.get_ref(), &self.config.model)?;
+        let trace = trace_of(request.metadata());
+        self.answer(request.into_inner(), deadline)
+            .await
+            .map(Response::new)
+            .map_err(|error| {
+                log_failure(&error, trace.as_deref());
+                error.into()
+            })
+    }
+}
+
+impl Service {
+    async fn answer(
+        &self,
+        request: v1::RunRequest,
+        deadline: Instant,
+    ) -> Result<v1::RunResponse, Error> {
+        let chunk = Chunk::check(&request, &self.config.model)?;
         drop(request);
         let (reply, answer) = oneshot::channel();
         let submission = Submission {
@@ -63,12 +82,29 @@ impl v1::inference_server::Inference for Service {
         };
         // Dropping `call` closes the reply channel, and the scheduler skips what nobody waits for.
         match tokio::time::timeout_at(deadline, call).await {
-            Ok(outcome) => Ok(Response::new(outcome?)),
+            Ok(outcome) => outcome,
             Err(_) => {
                 let message = "the deadline passed before the result was there";
-                Err(Error::new(ErrorKind::DeadlineExceeded, message).into())
+                Err(Error::new(ErrorKind::DeadlineExceeded, message))
             }
         }
+    }
+}
+
+fn trace_of(metadata: &MetadataMap) -> Option<String> {
+    let value = metadata.get(TRACEPARENT)?;
+    traceparent(value.as_bytes()).map(str::to_owned)
+}
+
+/// A failed call with its caller's trace, so that it is found again. Messages about the caller's
+/// own faults may quote ids, so they stay out.
+fn log_failure(error: &Error, traceparent: Option<&str>) {
+    let (kind, index) = (error.kind.name(), error.index);
+    let reason = (error.kind.fault() != Fault::Caller).then_some(error.message.as_str());
+    if error.kind.fault() == Fault::Engine {
+        tracing::warn!(kind, index, traceparent, reason, "a chunk failed");
+    } else {
+        tracing::debug!(kind, index, traceparent, reason, "a chunk was refused");
     }
 }
 
@@ -80,21 +116,33 @@ fn stopped() -> Error {
 pub(crate) fn check_token(
     token: Option<&str>,
 ) -> impl Fn(Request<()>) -> Result<Request<()>, Status> + Clone + use<> {
-    let expected = token.map(|token| format!("Bearer {token}"));
+    let token = Token::new(token);
     move |request| {
-        let Some(expected) = &expected else {
-            return Ok(request);
-        };
-        let given = request
-            .metadata()
-            .get("authorization")
-            .map_or(&b""[..], |v| v.as_bytes());
-        if is_equal(given, expected.as_bytes()) {
+        let given = request.metadata().get("authorization");
+        if token.admits(given.map(|value| value.as_bytes())) {
             Ok(request)
         } else {
             let message = "the worker's token is missing or wrong; set FLOWERBED_WORKER_TOKEN";
             Err(Error::new(ErrorKind::Unauthorized, message).into())
         }
+    }
+}
+
+/// What callers must send as `authorization`, if anything.
+#[derive(Clone)]
+pub(crate) struct Token(Option<String>);
+
+// === impl Token ===
+
+impl Token {
+    pub(crate) fn new(token: Option<&str>) -> Self {
+        Self(token.map(|token| format!("Bearer {token}")))
+    }
+
+    pub(crate) fn admits(&self, given: Option<&[u8]>) -> bool {
+        self.0
+            .as_ref()
+            .is_none_or(|expected| is_equal(given.unwrap_or_default(), expected.as_bytes()))
     }
 }
 

@@ -1,5 +1,6 @@
 //! Figures that the dispatcher writes and everybody reads, without a lock held across an await.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -18,6 +19,7 @@ const TYPICAL_SHARE: f64 = 0.25;
 pub(crate) struct State {
     figures: Mutex<Figures>,
     phase: watch::Sender<Phase>,
+    was_cut: AtomicBool,
     typical_cost: f64,
 }
 
@@ -50,6 +52,7 @@ impl State {
                 busy: Duration::ZERO,
             }),
             phase: watch::Sender::new(Phase::Serving),
+            was_cut: AtomicBool::new(false),
             typical_cost: max_batch_tokens as f64 * TYPICAL_SHARE,
         }
     }
@@ -121,6 +124,15 @@ impl State {
 
     pub(crate) fn set_faulted(&self) {
         self.advance(Phase::Faulted);
+    }
+
+    /// Notes that a drain ended before what was queued had run.
+    pub(crate) fn set_cut(&self) {
+        self.was_cut.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn was_cut(&self) -> bool {
+        self.was_cut.load(Ordering::Relaxed)
     }
 
     pub(crate) fn watch_phase(&self) -> watch::Receiver<Phase> {

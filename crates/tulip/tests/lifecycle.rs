@@ -146,7 +146,7 @@ async fn draining_finishes_what_is_queued_and_refuses_what_is_new() {
         async move { client.run(request(&[&[1; 32], &[2; 32]])).await }
     });
     tokio::time::sleep(SLOW / 6).await;
-    worker.tulip.drain();
+    worker.tulip.drain(Duration::from_secs(30));
     let error = Error::from(&client.run(request(&[&[1]])).await.unwrap_err());
     assert_eq!(error.kind, ErrorKind::Unavailable);
     let address = worker.tulip.address().to_owned();
@@ -156,6 +156,62 @@ async fn draining_finishes_what_is_queued_and_refuses_what_is_new() {
         [2, 4]
     );
     assert!(!std::path::Path::new(address.trim_start_matches("unix:")).exists());
+}
+
+#[tokio::test]
+async fn a_drain_refuses_what_is_left_when_its_time_is_over() {
+    let worker = Worker::start(|_| {}, SLOW);
+    until_serving(&worker).await;
+    let client = worker.client().await;
+    let calls: Vec<_> = (0..5)
+        .map(|_| {
+            let mut client = client.clone();
+            tokio::spawn(async move { client.run(request(&[&[1; 32]])).await })
+        })
+        .collect();
+    tokio::time::sleep(SLOW / 6).await;
+    let started = Instant::now();
+    worker.tulip.drain(SLOW);
+    let mut kinds = Vec::new();
+    for call in calls {
+        kinds.push(
+            call.await
+                .unwrap()
+                .map_err(|status| Error::from(&status).kind)
+                .err(),
+        );
+    }
+    assert!(
+        kinds.contains(&None) && kinds.contains(&Some(ErrorKind::Unavailable)),
+        "{kinds:?}"
+    );
+    assert!(started.elapsed() < 3 * SLOW);
+    assert!(worker.tulip.was_cut());
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn metrics_have_a_listener_of_their_own_and_ask_for_the_token_on_the_other_one() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let metrics = free.local_addr().unwrap().to_string();
+    drop(free);
+    let worker = Worker::start(
+        |c| {
+            c["listen"] = "127.0.0.1:0".into();
+            c["metrics_listen"] = metrics.as_str().into();
+            c["token"] = "secret".into();
+        },
+        Duration::ZERO,
+    );
+    let text = scrape(&metrics).await;
+    assert!(text.contains("content-type: text/plain; version=0.0.4"));
+    assert!(text.contains("flowerbed_device_busy_ratio 0"));
+    assert!(
+        scrape(worker.tulip.address())
+            .await
+            .starts_with("HTTP/1.1 401")
+    );
+    worker.stop().await;
 }
 
 static GIVEN_UP: AtomicBool = AtomicBool::new(false);
@@ -198,7 +254,7 @@ async fn metrics_count_what_ran_and_what_was_shed() {
         "flowerbed_step_seconds_count{mode=\"eager\"} 4",
         "flowerbed_queue_seconds_count{lane=\"online\"} 3",
         "flowerbed_queue_tokens{lane=\"bulk\"} 0",
-        "flowerbed_shed_total{reason=\"engine_failed\"} 1",
+        "flowerbed_chunks_shed_total{reason=\"engine_failed\"} 1",
     ] {
         assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
     }

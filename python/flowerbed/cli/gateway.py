@@ -23,18 +23,24 @@ def gateway(
         ),
     ],
     model: options.Model = None,
+    _config_file: options.ConfigFile = None,
     revision: options.Revision = None,
+    aliases: options.Aliases = None,
+    prompts: options.Prompts = None,
     host: options.Host = config.DEFAULT_HOST,
     port: options.Port = config.DEFAULT_PORT,
     request_timeout: options.RequestTimeout = config.REQUEST_TIMEOUT_S,
+    drain_timeout: options.DrainTimeout = config.DRAIN_TIMEOUT_S,
+    tokenizer_threads: options.TokenizerThreads = config.TOKENIZER_THREADS,
     log_format: options.Log = config.LogFormat.TEXT,
+    log_level: options.Level = config.LogLevel.INFO,
 ) -> None:
     """Answer HTTP requests with the help of workers.
 
-    MODEL must be the one that the workers serve: the gateway tokenizes for them, and refuses a
-    worker whose tokenizer is not its own. FLOWERBED_WORKER_TOKEN holds the secret that they share.
+    MODEL and its prompts must be those of the workers: the gateway tokenizes for them, and refuses
+    a worker whose tokenizer or prompts are not its own. FLOWERBED_WORKER_TOKEN holds the secret that they share.
     """
-    process.begin(log_format)
+    process.begin(log_format, log_level)
 
     def announce(address: str, model_id: str) -> None:
         print(Ready("gateway", f"http://{address}", f"model {model_id}"), flush=True)
@@ -44,10 +50,14 @@ def gateway(
     code = bridge.run(
         model,
         revision=revision,
+        aliases=tuple(aliases or ()),
+        prompts=options.by_name(prompts or []),
         listen=options.host_and_port(host, port),
         workers=tuple(workers),
         token=options.worker_token(),
         request_timeout_s=request_timeout,
+        drain_timeout_s=drain_timeout,
+        tokenizer_threads=tokenizer_threads,
         on_ready=announce,
     )
     raise typer.Exit(code)

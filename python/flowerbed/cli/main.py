@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from importlib import metadata
 from typing import Annotated
 
 import typer
 
+from flowerbed import logs
 from flowerbed.cli import models
 from flowerbed.cli.doctor import doctor
 from flowerbed.cli.gateway import gateway
@@ -79,11 +81,18 @@ def _usage_error(error: typer.TyperException) -> int:
         return 2
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "flowerbed"
-    _error(message[0].lower() + message[1:], [f"`{path} --help` lists the options"])
+    hints = [f"`{path} --help` lists the options"]
+    parameter = getattr(error, "param", None)
+    if context and parameter and parameter.name in (context.default_map or {}):
+        hints.insert(0, "the config file may have set it")
+    _error(message[0].lower() + message[1:], hints)
     return int(getattr(error, "exit_code", 2))
 
 
 def _error(message: str, hints: list[str]) -> int:
+    if logs.is_json():
+        logging.getLogger("flowerbed").error("%s", ". ".join([message, *hints]))
+        return 1
     print(f"error: {message}", file=sys.stderr)
     for hint in hints:
         print(f"hint: {hint}", file=sys.stderr)

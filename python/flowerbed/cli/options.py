@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from flowerbed import devices
-from flowerbed.config import DType, LogFormat
+from flowerbed.config import DType, LogFormat, LogLevel
+from flowerbed.config_file import CONFIG_VARIABLE, read_config_file
 from flowerbed.errors import ConfigError
 
 TOKEN_VARIABLE = "FLOWERBED_WORKER_TOKEN"  # noqa: S105 (its name, no secret)
@@ -64,6 +66,37 @@ def host_and_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
+def take_config_file(context: typer.Context, path: Path | None) -> Path | None:
+    """Gives the file's values to the options that neither a flag nor the environment sets."""
+    if path is not None:
+        context.default_map = read_config_file(path, context.info_name or "")
+    return path
+
+
+def check_prompts(given: list[str] | None) -> list[str]:
+    """Refuses what is not NAME=TEXT, and a name that is given twice."""
+    prompts = given or []
+    names = [prompt.partition("=")[0] for prompt in prompts]
+    for prompt, name in zip(prompts, names, strict=True):
+        if not name or "=" not in prompt:
+            raise typer.BadParameter(f"{prompt!r} is no prompt: write NAME=TEXT")
+        if names.count(name) > 1:
+            raise typer.BadParameter(f"the prompt {name!r} is given twice")
+    return prompts
+
+
+def by_name(prompts: list[str]) -> dict[str, str]:
+    """Texts of checked prompts."""
+    return dict(prompt.split("=", 1) for prompt in prompts)
+
+
+def check_aliases(aliases: list[str] | None) -> list[str]:
+    """Refuses an empty name."""
+    if not all(aliases or []):
+        raise typer.BadParameter("a model's name cannot be empty")
+    return aliases or []
+
+
 def worker_token() -> str | None:
     """The secret that gateway and workers share. By environment only: argv is public."""
     return os.environ.get(TOKEN_VARIABLE) or None
@@ -80,6 +113,36 @@ Model = Annotated[
 Revision = Annotated[
     str | None,
     typer.Option(envvar="FLOWERBED_REVISION", help="Branch, tag or commit on the hub."),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        envvar=CONFIG_VARIABLE,
+        is_eager=True,  # before the options that it sets
+        callback=take_config_file,
+        metavar="FILE.toml",
+        help="Settings in tables: [gateway], [[models]], [worker]. Options rule over it.",
+    ),
+]
+Aliases = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--alias",
+        envvar="FLOWERBED_ALIAS",
+        callback=check_aliases,
+        metavar="NAME",
+        help="One more name of the model in requests; repeat it for each.",
+    ),
+]
+Prompts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--prompt",  # no variable: texts hold spaces, which would part them
+        callback=check_prompts,
+        metavar="NAME=TEXT",
+        help="A prompt, over the model's own; repeat it for each. Gateway and workers need the same.",
+    ),
 ]
 Host = Annotated[
     str, typer.Option(envvar="FLOWERBED_HOST", help="Address that the HTTP server binds.")
@@ -109,6 +172,36 @@ MaxBatchTokens = Annotated[
         show_default="the device's knee",
     ),
 ]
+SaturationBatchTokens = Annotated[
+    int,
+    typer.Option(
+        envvar="FLOWERBED_SATURATION_BATCH_TOKENS",
+        min=1,
+        help="Budget of a step of bulk work while nobody waits for queries.",
+    ),
+]
+MaxBatchSequences = Annotated[
+    int,
+    typer.Option(envvar="FLOWERBED_MAX_BATCH_SEQUENCES", min=1, help="Most sequences of one step."),
+]
+StepTimeout = Annotated[
+    float,
+    typer.Option(
+        envvar="FLOWERBED_STEP_TIMEOUT",
+        min=0.001,
+        metavar="SECONDS",
+        help="A step that takes longer hangs: the worker ends, to be restarted.",
+    ),
+]
+TokenizerThreads = Annotated[
+    int,
+    typer.Option(
+        envvar="FLOWERBED_TOKENIZER_THREADS",
+        min=0,
+        max=1_024,
+        help="Threads that tokenize short requests; 0 is one a core.",
+    ),
+]
 RequestTimeout = Annotated[
     float,
     typer.Option(
@@ -118,6 +211,22 @@ RequestTimeout = Annotated[
         help="Longest time of a request, queueing included.",
     ),
 ]
+DrainTimeout = Annotated[
+    float,
+    typer.Option(
+        envvar="FLOWERBED_DRAIN_TIMEOUT",
+        min=0.001,
+        metavar="SECONDS",
+        help="Time for accepted requests after SIGTERM; what is left then is ended.",
+    ),
+]
 Log = Annotated[
     LogFormat, typer.Option(envvar="FLOWERBED_LOG_FORMAT", help="Shape of log lines on stderr.")
+]
+Level = Annotated[
+    LogLevel,
+    typer.Option(
+        envvar="FLOWERBED_LOG_LEVEL",
+        help="Least severe log lines that are written; debug is one a request.",
+    ),
 ]

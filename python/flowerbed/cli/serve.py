@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import typer
 
@@ -14,19 +15,39 @@ from flowerbed.ready import Ready
 
 def serve(
     model: options.Model = None,
+    _config_file: options.ConfigFile = None,
     revision: options.Revision = None,
+    aliases: options.Aliases = None,
+    prompts: options.Prompts = None,
     host: options.Host = config.DEFAULT_HOST,
     port: options.Port = config.DEFAULT_PORT,
     device: options.Device = config.DEFAULT_DEVICE,
     dtype: options.Dtype = config.DType.AUTO,
+    num_workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers",
+            envvar="FLOWERBED_WORKERS",
+            min=1,
+            help="Worker processes. On a CPU they share the cores; on GPUs there is one a device.",
+            show_default="one a device",
+        ),
+    ] = None,
     max_batch_tokens: options.MaxBatchTokens = None,
+    saturation_batch_tokens: options.SaturationBatchTokens = config.CPU_SATURATION_BATCH_TOKENS,
+    max_batch_sequences: options.MaxBatchSequences = config.MAX_BATCH_SEQUENCES,
+    step_timeout: options.StepTimeout = config.STEP_TIMEOUT_S,
+    tokenizer_threads: options.TokenizerThreads = config.TOKENIZER_THREADS,
     request_timeout: options.RequestTimeout = config.REQUEST_TIMEOUT_S,
+    drain_timeout: options.DrainTimeout = config.DRAIN_TIMEOUT_S,
     log_format: options.Log = config.LogFormat.TEXT,
+    log_level: options.Level = config.LogLevel.INFO,
 ) -> None:
     """Serve a model over HTTP: the gateway and one worker a device.
 
     Prints one line with the address when it is ready. Ctrl-C or SIGTERM finishes open requests and
-    ends everything; a second one ends it at once.
+    ends everything; a second one ends it at once. SIGHUP restarts the workers one after another,
+    unless it runs on a terminal, whose end it means there.
 
     Exit codes: 0 after a clean end, 1 if something could not start or had to be killed, 2 for a
     wrong command line, 128 plus the signal's number after a second signal.
@@ -34,15 +55,24 @@ def serve(
     settings = config.ServeConfig(
         model=model,
         revision=revision,
+        aliases=tuple(aliases or ()),
+        prompts=options.by_name(prompts or []),
         host=host,
         port=port,
         device=device,
         dtype=dtype,
+        num_workers=num_workers,
         max_batch_tokens=max_batch_tokens,
+        saturation_batch_tokens=saturation_batch_tokens,
+        max_batch_sequences=max_batch_sequences,
+        step_timeout_s=step_timeout,
+        tokenizer_threads=tokenizer_threads,
         request_timeout_s=request_timeout,
+        drain_timeout_s=drain_timeout,
         log_format=log_format,
+        log_level=log_level,
     )
-    logs.setup(log_format)
+    logs.setup(log_format, log_level)
     raise typer.Exit(_run(settings))
 
 
@@ -52,7 +82,7 @@ def _run(settings: config.ServeConfig) -> int:
     from flowerbed.runtime_folder import runtime_folder
     from flowerbed.supervisor import Supervisor
 
-    worker_devices = devices.expand(settings.device)
+    worker_devices = devices.one_a_worker(settings.device, settings.num_workers)
     settings, model_id = _checked(settings)
 
     with runtime_folder() as folder, Loading(model_id, settings.log_format) as loading:
@@ -72,7 +102,9 @@ class _Announcer:
 
     def ready(self, gateway: Ready) -> None:
         self.loading.finish()
-        facts = f"{gateway.facts}, device {', '.join(self.devices)}"
+        facts = f"{gateway.facts}, device {', '.join(dict.fromkeys(self.devices))}"
+        if len(self.devices) > 1:
+            facts = f"{facts}, {len(self.devices)} workers"
         print(replace(gateway, part="", facts=facts), flush=True)
 
 

@@ -14,6 +14,7 @@ from flowerbed.ready import Ready
 
 def worker(
     model: options.Model = None,
+    _config_file: options.ConfigFile = None,
     listen: Annotated[
         str,
         typer.Option(
@@ -23,12 +24,34 @@ def worker(
             help="host:port or unix:path. Beyond this machine only with FLOWERBED_WORKER_TOKEN.",
         ),
     ] = config.DEFAULT_WORKER_LISTEN,
+    metrics_host: Annotated[
+        str,
+        typer.Option(
+            envvar="FLOWERBED_METRICS_HOST",
+            help="Address that the metrics are served on, to whoever can reach it.",
+        ),
+    ] = config.METRICS_HOST,
+    metrics_port: Annotated[
+        int,
+        typer.Option(
+            envvar="FLOWERBED_METRICS_PORT",
+            min=0,
+            max=65_535,
+            help="Port that serves GET /metrics; 0 serves none.",
+        ),
+    ] = config.METRICS_PORT,
     revision: options.Revision = None,
+    prompts: options.Prompts = None,
     device: options.Device = config.DEFAULT_DEVICE,
     dtype: options.Dtype = config.DType.AUTO,
     max_batch_tokens: options.MaxBatchTokens = None,
+    saturation_batch_tokens: options.SaturationBatchTokens = config.CPU_SATURATION_BATCH_TOKENS,
+    max_batch_sequences: options.MaxBatchSequences = config.MAX_BATCH_SEQUENCES,
+    step_timeout: options.StepTimeout = config.STEP_TIMEOUT_S,
     request_timeout: options.RequestTimeout = config.REQUEST_TIMEOUT_S,
+    drain_timeout: options.DrainTimeout = config.DRAIN_TIMEOUT_S,
     log_format: options.Log = config.LogFormat.TEXT,
+    log_level: options.Level = config.LogLevel.INFO,
 ) -> None:
     """Run a model for gateways that may be elsewhere.
 
@@ -47,7 +70,7 @@ def worker(
             "or use `flowerbed serve`",
             param_hint="'--device'",
         )
-    is_supervised = process.begin(log_format)
+    is_supervised = process.begin(log_format, log_level)
     name = model or "all-MiniLM-L6-v2"
     display = Reporting() if is_supervised else Loading(name, log_format)
     with display as loading:
@@ -61,11 +84,19 @@ def worker(
         code = bridge.run(
             model,
             revision=revision,
+            prompts=options.by_name(prompts or []),
             device=device,
             dtype=dtype,
             listen=listen,
+            metrics_listen=(
+                options.host_and_port(metrics_host, metrics_port) if metrics_port else None
+            ),
             max_batch_tokens=max_batch_tokens,
+            saturation_batch_tokens=saturation_batch_tokens,
+            max_batch_sequences=max_batch_sequences,
+            step_timeout_s=step_timeout,
             request_timeout_s=request_timeout,
+            drain_timeout_s=drain_timeout,
             token=token,
             on_ready=announce,
             progress=loading.advance,

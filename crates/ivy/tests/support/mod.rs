@@ -53,6 +53,7 @@ impl Ivy {
             },
             "workers": workers.iter().map(|worker| worker.address.clone()).collect::<Vec<_>>(),
             "listen": "127.0.0.1:0", "worker_token": null, "request_timeout_s": 20.0,
+            "drain_timeout_s": 20.0,
             "tokenizer_threads": 2
         });
         change(&mut config);

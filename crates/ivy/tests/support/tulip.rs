@@ -7,13 +7,15 @@ use std::time::Duration;
 
 use flowerbed_protocol::v1::inference_server::{Inference, InferenceServer};
 use flowerbed_protocol::v1::{
-    DescribeRequest, DescribeResponse, Dtype, ModelInfo, Output, RunRequest, RunResponse, RunStats,
+    DescribeRequest, DescribeResponse, Dtype, Load, ModelInfo, Output, RunRequest, RunResponse,
+    RunStats,
 };
 use flowerbed_protocol::{Error, PROTOCOL_VERSION, limits, packed};
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Runtime;
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 use tonic_health::server::HealthReporter;
@@ -29,6 +31,9 @@ pub(crate) struct Behaviour {
     pub(crate) error: Option<Error>,
     pub(crate) bad_row: Option<usize>,
     pub(crate) rows_missing: usize,
+    pub(crate) load: Option<Load>,
+    /// What it answers to a scrape.
+    pub(crate) metrics: String,
 }
 
 impl Default for Behaviour {
@@ -40,6 +45,8 @@ impl Default for Behaviour {
             error: None,
             bad_row: None,
             rows_missing: 0,
+            load: None,
+            metrics: String::new(),
         }
     }
 }
@@ -98,9 +105,13 @@ impl Tulip {
         let service = InferenceServer::from_arc(Arc::new(Service(Arc::clone(&shared))))
             .max_decoding_message_size(limits::MAX_MESSAGE_BYTES)
             .max_encoding_message_size(limits::MAX_MESSAGE_BYTES);
-        let server = Server::builder()
-            .add_service(health_service)
-            .add_service(service);
+        let routes = Routes::new(health_service).add_service(service);
+        let scraped = Arc::clone(&shared);
+        let router = routes.into_axum_router().route(
+            "/metrics",
+            axum::routing::get(async move || scraped.behaviour.lock().metrics.clone()),
+        );
+        let server = Server::builder().add_routes(Routes::from(router));
         runtime.block_on(health.set_serving::<InferenceServer<Service>>());
         let address = if let Some(path) = address.strip_prefix("unix:") {
             let _context = runtime.enter();
@@ -226,7 +237,7 @@ impl Inference for Service {
         Ok(Response::new(RunResponse {
             outputs: vec![output],
             stats: Some(stats),
-            load: None,
+            load: behaviour.load,
         }))
     }
 }
