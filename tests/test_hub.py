@@ -94,3 +94,8 @@ def test_reading_a_folder_imports_no_torch(minilm_folder):
         env={"PYTHONPATH": ":".join(sys.path)}, capture_output=True, text=True, timeout=30, check=True,
     )  # fmt: skip
     assert done.stdout.strip() == "False"
+
+
+def test_a_home_folder_of_nobody_is_no_model() -> None:
+    with pytest.raises(ModelError, match="no home folder"):
+        resolve("~nobody-has-this-name/model")

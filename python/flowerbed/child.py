@@ -6,6 +6,7 @@ or of when it should run.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import threading
@@ -105,15 +106,19 @@ class Child:
 
     def send(self, signum: signal.Signals) -> None:
         """Sends a signal, if the process still lives."""
-        if self._process:
-            self._process.send_signal(signum)
+        process = self._process  # another thread clears it when the process ends
+        if process:
+            process.send_signal(signum)
 
     def _read(self, stream: IO[str] | None, take: Relay) -> threading.Thread:
         def lines() -> None:
             if stream is not None:
                 with stream:
                     for line in stream:
-                        take(line.rstrip("\n"))
+                        # A closed terminal must not stop the reading: the child would block on a
+                        # full pipe.
+                        with contextlib.suppress(OSError):
+                            take(line.rstrip("\n"))
 
         return _background(f"{self.name}-read", lines)
 

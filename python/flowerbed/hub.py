@@ -55,7 +55,10 @@ def resolve(
         if revision is not None:
             raise _no_revision(revision, "the packaged default model has no revisions")
         return _packaged_default(weights=weights)
-    folder = Path(model).expanduser()
+    try:
+        folder = Path(model).expanduser()
+    except RuntimeError as error:  # ~name of nobody
+        raise ModelError(f"{model} names no home folder on this machine") from error
     if folder.is_dir():
         return _folder(model, folder, revision, weights=weights)
     if folder.is_file():

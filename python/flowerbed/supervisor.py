@@ -277,7 +277,9 @@ def _signals_to(events: SimpleQueue[Event]) -> Generator[None]:
     def put(signum: int, _frame: FrameType | None) -> None:
         events.put(Signalled(signum))
 
-    previous = {signum: signal.signal(signum, put) for signum in _SIGNALS}
+    # What the parent chose to ignore, as nohup does with SIGHUP, stays ignored.
+    heard = [signum for signum in _SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
+    previous = {signum: signal.signal(signum, put) for signum in heard}
     try:
         yield
     finally:

@@ -26,6 +26,8 @@ from flowerbed.rose.inputs import PackedBatch, RowFormat
 log = logging.getLogger(__name__)
 
 NUM_TIMED_STEPS = 3
+MAX_TIMED_TOKENS = 16_384
+"""No device has its knee beyond; a larger budget must not make the start long."""
 
 
 def run(
@@ -88,7 +90,7 @@ def run(
         max_batch_sequences=max_batch_sequences,
         step_timeout_s=step_timeout_s,
         request_timeout_s=request_timeout_s,
-        cost_per_second=tokens_per_second(engine, budget),
+        cost_per_second=cost_per_second(engine, info.attention_scale, budget),
     )
     try:
         server = InferenceServer(config.to_core())
@@ -119,17 +121,24 @@ def serve(server: InferenceServer, engine: Engine) -> None:
             server.launched(batch.id, result)
 
 
-def tokens_per_second(engine: Engine, max_batch_tokens: int) -> float:
-    """Rate of full steps, best of a few: it sizes the queue before real steps have run."""
-    length = min(engine.folder.text.max_length, max_batch_tokens)
-    sequences = [[0] * length] * max(1, max_batch_tokens // length)
+def cost_per_second(engine: Engine, attention_scale: float, max_batch_tokens: int) -> float:
+    """Rate of full steps, best of a few: it sizes the queue before real steps have run.
+
+    Args:
+        engine: Warm.
+        attention_scale: L* of the model, tokens: n tokens cost n + n² / L*.
+        max_batch_tokens: Budget of one step; what it measures is at most `MAX_TIMED_TOKENS`.
+    """
+    num_tokens = min(max_batch_tokens, MAX_TIMED_TOKENS)
+    length = min(engine.folder.text.max_length, num_tokens)
+    sequences = [[0] * length] * max(1, num_tokens // length)
     batch = PackedBatch.build(sequences, RowFormat(engine.folder.dimensions))
     seconds: list[float] = []
     for _ in range(NUM_TIMED_STEPS):
         start = time.perf_counter()
         engine.step(batch).wait()
         seconds.append(time.perf_counter() - start)
-    return batch.num_tokens / min(seconds)
+    return batch.num_tokens * (1 + length / attention_scale) / min(seconds)
 
 
 def _drain_on_signals(server: InferenceServer, timeout_s: float) -> list[int]:

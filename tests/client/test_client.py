@@ -204,3 +204,20 @@ def test_without_a_usable_time_the_delay_doubles(retry_after):
     for num_retries in range(12):
         longest_s = min(0.2 * 2**num_retries, 10.0)
         assert longest_s / 2 <= RetryPolicy().delay_s(num_retries, retry_after) <= longest_s
+
+
+def test_IN_08_no_texts_give_no_rows_of_the_models_size(server: FakeServer) -> None:
+    row = base64.b64encode(np.zeros(4, "<f4").tobytes()).decode()
+    server.answers = [
+        Answer(
+            {
+                "model": "m",
+                "data": [{"index": 0, "embedding": row}],
+                "usage": {"prompt_tokens": 3, "total_tokens": 3},
+            }
+        )
+    ]
+    with flowerbed.Client(server.address) as client:
+        vectors = client.embed([])
+    assert vectors.shape == (0, 4)
+    assert vectors.dtype == np.float32

@@ -21,6 +21,7 @@ def reference(minilm_folder: Path) -> SentenceTransformer:
     return SentenceTransformer(str(minilm_folder), device="cpu")
 
 
+@pytest.mark.timeout(240)  # the reference is slow where the machine is busy
 def test_NU_07_vectors_equal_sentence_transformers_alone_and_in_any_batch(
     http: Http, reference: SentenceTransformer, real_texts: list[str]
 ) -> None:
@@ -28,6 +29,7 @@ def test_NU_07_vectors_equal_sentence_transformers_alone_and_in_any_batch(
     check_parity(http, reference, real_texts)
 
 
+@pytest.mark.timeout(240)
 def test_ids_equal_the_models_own_tokenizer(
     http: Http, reference: SentenceTransformer, real_texts: list[str]
 ) -> None:

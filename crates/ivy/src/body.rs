@@ -11,9 +11,10 @@ use axum::extract::Request;
 use bytes::{Bytes, BytesMut};
 use flowerbed_protocol::{Error as RequestError, ErrorKind, limits};
 use http::HeaderMap;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
 use http_body_util::BodyExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::error::Error;
 
@@ -21,11 +22,22 @@ use crate::error::Error;
 const MAX_HELD_BYTES: usize = 8 * limits::MAX_BODY_BYTES;
 /// Of a body that will be refused, this much is read before the answer is sent anyway.
 const MAX_DISCARDED_BYTES: u64 = 16 * limits::MAX_BODY_BYTES as u64;
+/// Bodies that small have memory of their own, which large ones cannot take.
+const MAX_SMALL_BYTES: usize = 64 * KIB;
+const SMALL_HELD_BYTES: usize = 32 * 1_024 * KIB;
+/// A body that makes no progress for so long has been given up by its sender, or is meant to hold
+/// memory.
+const STALL_TIMEOUT: Duration = Duration::from_secs(15);
+/// For reading what will be refused.
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(20);
 const KIB: usize = 1_024;
 
 /// Memory for request bodies; what is read holds its share until it is dropped.
 #[derive(Debug)]
-pub(crate) struct BodyMemory(Arc<Semaphore>);
+pub(crate) struct BodyMemory {
+    small: Arc<Semaphore>, // KiB
+    large: Arc<Semaphore>, // KiB
+}
 
 /// A whole body and its share of the memory.
 #[derive(Debug)]
@@ -36,12 +48,19 @@ pub(crate) struct Held {
 
 impl BodyMemory {
     pub(crate) fn new() -> Self {
-        Self(Arc::new(Semaphore::new(MAX_HELD_BYTES / KIB)))
+        Self {
+            small: Arc::new(Semaphore::new(SMALL_HELD_BYTES / KIB)),
+            large: Arc::new(Semaphore::new(MAX_HELD_BYTES / KIB)),
+        }
     }
 
     /// Reads a body that is declared as JSON, or says what is wrong with it.
     pub(crate) async fn read_json(&self, request: Request) -> Result<Held, Error> {
         let (head, body) = request.into_parts();
+        if let Some(found) = foreign_encoding(&head.headers) {
+            discard(&head.headers, body, 0).await;
+            return Err(Error::ContentEncoding(found));
+        }
         if let Some(found) = foreign_media_type(&head.headers) {
             discard(&head.headers, body, 0).await;
             return Err(Error::MediaType(found));
@@ -57,7 +76,14 @@ impl BodyMemory {
     async fn collect(&self, headers: &HeaderMap, mut body: Body) -> Result<Held, Error> {
         let mut bytes = BytesMut::new();
         let mut share: Option<OwnedSemaphorePermit> = None;
-        while let Some(frame) = body.frame().await {
+        let declared = declared_length(headers).unwrap_or(u64::MAX);
+        let is_small = declared <= MAX_SMALL_BYTES as u64;
+        let memory = if is_small { &self.small } else { &self.large };
+        loop {
+            let frame = timeout(STALL_TIMEOUT, body.frame()).await.map_err(|_| {
+                RequestError::new(ErrorKind::InvalidInput, "the body stopped before its end")
+            })?;
+            let Some(frame) = frame else { break };
             let frame = frame.map_err(|_| {
                 RequestError::new(ErrorKind::InvalidInput, "the body ended before its end")
             })?;
@@ -71,7 +97,7 @@ impl BodyMemory {
             }
             let held_kib = share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
             let missing_kib = num_bytes.div_ceil(KIB).saturating_sub(held_kib);
-            let more = Arc::clone(&self.0)
+            let more = Arc::clone(memory)
                 .try_acquire_many_owned(u32::try_from(missing_kib).unwrap_or(u32::MAX));
             match (more, &mut share) {
                 (Ok(more), Some(share)) => share.merge(more),
@@ -98,8 +124,9 @@ pub(crate) async fn discard(headers: &HeaderMap, mut body: Body, num_read: u64) 
     if headers.contains_key(EXPECT) && num_read == 0 {
         return num_bytes;
     }
+    let until = Instant::now() + DISCARD_TIMEOUT;
     while num_bytes < MAX_DISCARDED_BYTES {
-        let Some(Ok(frame)) = body.frame().await else {
+        let Ok(Some(Ok(frame))) = timeout_at(until, body.frame()).await else {
             break;
         };
         num_bytes += frame.data_ref().map_or(0, |data| data.len() as u64);
@@ -109,6 +136,12 @@ pub(crate) async fn discard(headers: &HeaderMap, mut body: Body, num_read: u64) 
 
 fn declared_length(headers: &HeaderMap) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+/// How the body is compressed, if it is.
+fn foreign_encoding(headers: &HeaderMap) -> Option<String> {
+    let value = String::from_utf8_lossy(headers.get(CONTENT_ENCODING)?.as_bytes()).into_owned();
+    (!value.trim().eq_ignore_ascii_case("identity")).then(|| crate::wire::echo(&value))
 }
 
 /// The content type, if it is there and not JSON.

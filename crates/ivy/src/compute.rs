@@ -1,7 +1,8 @@
 //! Threads for work that would hold up the async runtime: tokenizing, and large JSON.
 //!
-//! Two pools, so that a query never waits behind somebody's long documents. Jobs of callers that
-//! hung up are skipped. What waits here is bounded by the memory for request bodies.
+//! Pools by size, so that a query never waits behind somebody's documents, nor documents behind a
+//! whole book in one text; what is only parsed or written waits for no tokenizer. Jobs of callers
+//! that hung up are skipped. What waits here is bounded by the memory for request bodies.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,21 +13,53 @@ use tokio::sync::oneshot;
 
 use crate::error::internal;
 
-/// A request with more text than this works in the second pool.
+/// Texts of a short request, in bytes, all together. JSON of this size is done on the runtime.
 const MAX_SHORT_BYTES: usize = 16 * 1_024;
+/// A longer text keeps a thread for longer than others should wait.
+const MAX_LONG_TEXT_BYTES: usize = 64 * 1_024;
 
-/// The two pools.
+/// The pools.
 #[derive(Debug)]
 pub(crate) struct Compute {
     short: ThreadPool,
     long: ThreadPool,
+    huge: ThreadPool,
+    json: ThreadPool,
+}
+
+/// What a job does, and so where it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// Tokenizes a query.
+    Short,
+    /// Tokenizes documents.
+    Long,
+    /// Tokenizes at least one very long text.
+    Huge,
+    /// Parses a request or writes an answer.
+    Json,
+}
+
+impl Work {
+    /// Tokenizing texts of these sizes, in bytes.
+    pub(crate) fn tokenizing(sizes: impl IntoIterator<Item = usize>) -> Self {
+        let (total, largest) = sizes
+            .into_iter()
+            .fold((0, 0), |(sum, max), size| (sum + size, max.max(size)));
+        match (total, largest) {
+            (total, _) if total <= MAX_SHORT_BYTES => Self::Short,
+            (_, largest) if largest <= MAX_LONG_TEXT_BYTES => Self::Long,
+            _ => Self::Huge,
+        }
+    }
 }
 
 /// Tells a running job whether somebody still waits for it.
 pub(crate) type IsAbandoned<'a> = &'a (dyn Fn() -> bool + Sync);
 
 impl Compute {
-    /// `num_threads` for short requests, 0 for one a core; half of them again for long ones.
+    /// `num_threads` for short requests, 0 for one a core; half of them again for long ones, and for
+    /// JSON; one for very long texts. The cores are shared by the operating system.
     pub(crate) fn new(num_threads: usize) -> io::Result<Self> {
         let num_cores = std::thread::available_parallelism()?.get();
         let num_short = if num_threads == 0 {
@@ -44,25 +77,28 @@ impl Compute {
         Ok(Self {
             short: pool("ivy-short", num_short)?,
             long: pool("ivy-long", num_short.div_ceil(2))?,
+            huge: pool("ivy-huge", 1)?,
+            json: pool("ivy-json", num_short.div_ceil(2))?,
         })
     }
 
-    /// Whether so many bytes may be worked on without leaving the async runtime.
+    /// Whether JSON of so many bytes may be worked on without leaving the async runtime.
     pub(crate) fn is_small(num_bytes: usize) -> bool {
         num_bytes <= MAX_SHORT_BYTES
     }
 
-    /// Runs `job` in the pool for requests of so many bytes. Parallel iterators inside it use the
-    /// threads of that pool.
+    /// Runs `job` in the pool for such work. Parallel iterators inside it use the threads of that
+    /// pool.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
-        num_bytes: usize,
+        work: Work,
         job: impl FnOnce(IsAbandoned<'_>) -> T + Send + 'static,
     ) -> Result<T, Error> {
-        let pool = if Self::is_small(num_bytes) {
-            &self.short
-        } else {
-            &self.long
+        let pool = match work {
+            Work::Short => &self.short,
+            Work::Long => &self.long,
+            Work::Huge => &self.huge,
+            Work::Json => &self.json,
         };
         let (sender, receiver) = oneshot::channel();
         pool.spawn_fifo(move || {
@@ -91,16 +127,18 @@ mod tests {
     #[tokio::test]
     async fn a_job_that_panics_fails_its_request_only() {
         let compute = Compute::new(1).unwrap();
-        let failed = compute.run(1, |_| -> u32 { panic!("on purpose") }).await;
+        let failed = compute
+            .run(Work::Short, |_| -> u32 { panic!("on purpose") })
+            .await;
         assert_eq!(failed.unwrap_err().kind, ErrorKind::Internal);
-        assert_eq!(compute.run(1, |_| 7).await, Ok(7));
+        assert_eq!(compute.run(Work::Short, |_| 7).await, Ok(7));
     }
 
     #[tokio::test]
     async fn a_job_sees_that_its_caller_is_gone() {
         let compute = Compute::new(1).unwrap();
         let (sender, receiver) = oneshot::channel();
-        let job = compute.run(1, move |is_abandoned| {
+        let job = compute.run(Work::Short, move |is_abandoned| {
             while !is_abandoned() {
                 std::thread::yield_now();
             }

@@ -1,12 +1,12 @@
 //! Settings of the gateway, as `GatewayConfig.to_core()` of `python/flowerbed/config.py` writes
 //! them. Defaults are owned there: every field is required here.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use flowerbed_protocol::settings::{self, Secret};
 use flowerbed_text::TextSettings;
-use serde::{Deserialize, Deserializer, de};
+use serde::Deserialize;
 
 /// Settings of Ivy.
 #[derive(Clone, Debug, Deserialize)]
@@ -21,10 +21,10 @@ pub struct GatewayConfig {
     /// Shared secret that the workers ask for.
     pub worker_token: Option<Secret>,
     /// Time a request may take, unless its caller asks for less.
-    #[serde(rename = "request_timeout_s", deserialize_with = "seconds")]
+    #[serde(rename = "request_timeout_s", deserialize_with = "settings::seconds")]
     pub request_timeout: Duration,
     /// Time that open requests have to end after the gateway was told to.
-    #[serde(rename = "drain_timeout_s", deserialize_with = "seconds")]
+    #[serde(rename = "drain_timeout_s", deserialize_with = "settings::seconds")]
     pub drain_timeout: Duration,
     /// Threads that tokenize short requests; 0 means one a core.
     pub tokenizer_threads: usize,
@@ -59,33 +59,6 @@ impl GatewayModel {
                 .is_some_and(|(_, last)| model == last)
             || self.aliases.iter().any(|alias| model == alias)
     }
-}
-
-/// A value that is never printed.
-#[derive(Clone, Deserialize)]
-#[serde(transparent)]
-pub struct Secret(String);
-
-impl Secret {
-    /// The value itself.
-    #[must_use]
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("[secret]")
-    }
-}
-
-fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    let seconds = f64::deserialize(deserializer)?;
-    Duration::try_from_secs_f64(seconds)
-        .ok()
-        .filter(|duration| !duration.is_zero())
-        .ok_or_else(|| de::Error::custom("a timeout must be a positive number of seconds"))
 }
 
 #[cfg(test)]

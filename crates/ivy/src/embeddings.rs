@@ -14,7 +14,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use tokio::time::{Instant, timeout_at};
 
 use crate::app::App;
-use crate::compute::Compute;
+use crate::compute::{Compute, Work};
 use crate::context::Context;
 use crate::dispatch::{Ask, Dispatch, Rows};
 use crate::error::{Error, json_bytes};
@@ -81,7 +81,9 @@ async fn embed(
     let group = app.pool.group()?;
     let dimensions = dimensions(request.dimensions, &group.session.info)?;
     // Every input costs something: a queue that is full refuses before anything is tokenized.
-    drop(app.pool.admit(&group, request.inputs.len() as u64)?);
+    let least_cost = request.inputs.len() as u64;
+    let best_lane = headers::embedding_lane(least_cost, asked.lane);
+    drop(app.pool.admit(&group, best_lane, least_cost)?);
 
     let started = Instant::now();
     let options = Options {
@@ -103,7 +105,7 @@ async fn embed(
     let cost = costs.iter().sum();
     let lane = headers::embedding_lane(cost, asked.lane);
     context.set_lane(headers::lane_name(lane));
-    let _admitted = app.pool.admit(&group, cost)?;
+    let _admitted = app.pool.admit(&group, lane, cost)?;
     let ask = Ask {
         dimensions,
         lane,
@@ -139,7 +141,7 @@ async fn parse(compute: &Compute, body: bytes::Bytes) -> Result<EmbedRequest, Re
         return EmbedRequest::parse(&body);
     }
     compute
-        .run(body.len(), move |_| EmbedRequest::parse(&body))
+        .run(Work::Json, move |_| EmbedRequest::parse(&body))
         .await?
 }
 
@@ -152,7 +154,9 @@ async fn write(
     if Compute::is_small(num_bytes) {
         return answer.write(&rows);
     }
-    compute.run(num_bytes, move |_| answer.write(&rows)).await?
+    compute
+        .run(Work::Json, move |_| answer.write(&rows))
+        .await?
 }
 
 fn check_model(app: &App, name: Option<&str>) -> Result<(), RequestError> {

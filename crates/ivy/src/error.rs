@@ -16,6 +16,9 @@ pub(crate) enum Error {
     /// The body is not declared as JSON.
     #[error("the content type is {0:?}: send the body as application/json")]
     MediaType(String),
+    /// The body is compressed.
+    #[error("the content encoding is {0:?}: send the body as it is")]
+    ContentEncoding(String),
     /// The route exists, the method does not.
     #[error("this route does not answer {0}")]
     Method(http::Method),
@@ -44,7 +47,7 @@ impl Error {
         match self {
             Self::Request(error) => StatusCode::from_u16(error.kind.http_status())
                 .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
-            Self::MediaType(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::MediaType(_) | Self::ContentEncoding(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Method(_) => StatusCode::METHOD_NOT_ALLOWED,
         }
     }
@@ -57,7 +60,7 @@ impl Error {
                 "model_not_found" // OpenAI's word, which its clients look for
             }
             Self::Request(error) => error.kind.name(),
-            Self::MediaType(_) => "unsupported_media_type",
+            Self::MediaType(_) | Self::ContentEncoding(_) => "unsupported_media_type",
             Self::Method(_) => "method_not_allowed",
         }
     }

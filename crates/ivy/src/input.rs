@@ -5,6 +5,7 @@
 use flowerbed_protocol::{Error, limits};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
+use crate::compute::Work;
 use crate::item::{Item, ItemSeed, Kind};
 use crate::json::{Refusal, Scalar};
 
@@ -30,11 +31,11 @@ impl Inputs {
         }
     }
 
-    /// Bytes of all texts; token arrays need no tokenizer.
-    pub(crate) fn num_text_bytes(&self) -> usize {
+    /// Where it is tokenized; token arrays need no tokenizer.
+    pub(crate) fn work(&self) -> Work {
         match self {
-            Self::Texts(texts) => texts.iter().map(String::len).sum(),
-            Self::Tokens(_) => 0,
+            Self::Texts(texts) => Work::tokenizing(texts.iter().map(String::len)),
+            Self::Tokens(_) => Work::tokenizing([]),
         }
     }
 }

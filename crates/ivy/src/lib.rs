@@ -33,5 +33,5 @@ mod status;
 mod tokenize;
 mod wire;
 
-pub use config::{GatewayConfig, GatewayModel, Secret};
+pub use config::{GatewayConfig, GatewayModel};
 pub use gateway::{Gateway, Running};

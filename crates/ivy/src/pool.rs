@@ -3,10 +3,11 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use flowerbed_protocol::v1::Lane;
 use flowerbed_protocol::{Error, ErrorKind};
+use parking_lot::Mutex;
 
 use crate::balance;
 use crate::replica::{Replica, Session};
@@ -19,8 +20,8 @@ const MAX_DELAY: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct Pool {
     pub(crate) replicas: Vec<Arc<Replica>>,
-    /// Cost of the requests that are being run.
-    admitted: AtomicU64,
+    /// Cost of the requests that are being run, by lane in the order of service.
+    admitted: Mutex<[u64; 3]>,
 }
 
 /// A replica that is up, with the connection it is up on.
@@ -44,7 +45,7 @@ impl Group {
     fn queue_limit(&self) -> u64 {
         self.live
             .iter()
-            .map(|(_, session)| session.info.queue_limit)
+            .map(|(replica, session)| replica.queue_limit(session))
             .sum()
     }
 
@@ -79,7 +80,7 @@ impl Pool {
     pub(crate) fn new(replicas: Vec<Arc<Replica>>) -> Self {
         Self {
             replicas,
-            admitted: AtomicU64::new(0),
+            admitted: Default::default(),
         }
     }
 
@@ -129,19 +130,28 @@ impl Pool {
         self.replicas.iter().filter_map(reason).collect()
     }
 
-    /// Admits a whole request, or none of it. An idle gateway admits anything.
-    pub(crate) fn admit(self: &Arc<Self>, group: &Group, cost: u64) -> Result<Admitted, Error> {
+    /// Admits a whole request, or none of it. An idle gateway admits anything. Requests of lower
+    /// lanes do not count, since they are served later: a re-index must not turn queries away.
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        group: &Group,
+        lane: Lane,
+        cost: u64,
+    ) -> Result<Admitted, Error> {
         let limit = group.queue_limit();
-        let fits = |admitted: u64| admitted == 0 || limit == 0 || admitted + cost <= limit;
-        self.admitted
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |admitted| {
-                fits(admitted).then(|| admitted.saturating_add(cost))
-            })
-            .map(|_| Admitted {
-                pool: Arc::clone(self),
-                cost,
-            })
-            .map_err(|admitted| group.overloaded((admitted + cost).saturating_sub(limit)))
+        let lane = served_at(lane);
+        let mut admitted = self.admitted.lock();
+        let before: u64 = admitted[..=lane].iter().sum();
+        let total = before.saturating_add(cost);
+        if before > 0 && limit > 0 && total > limit {
+            return Err(group.overloaded(total - limit));
+        }
+        admitted[lane] = admitted[lane].saturating_add(cost);
+        Ok(Admitted {
+            pool: Arc::clone(self),
+            lane,
+            cost,
+        })
     }
 
     /// The replicas that are up.
@@ -158,12 +168,23 @@ impl Pool {
 #[derive(Debug)]
 pub(crate) struct Admitted {
     pool: Arc<Pool>,
+    lane: usize,
     cost: u64,
+}
+
+/// Place of a lane in the order of service.
+fn served_at(lane: Lane) -> usize {
+    match lane {
+        Lane::Online => 0,
+        Lane::Scoring => 1,
+        Lane::Bulk | Lane::Unspecified => 2,
+    }
 }
 
 impl Drop for Admitted {
     fn drop(&mut self) {
-        self.pool.admitted.fetch_sub(self.cost, Ordering::Relaxed);
+        let mut admitted = self.pool.admitted.lock();
+        admitted[self.lane] = admitted[self.lane].saturating_sub(self.cost);
     }
 }
 

@@ -22,6 +22,7 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
+use crate::error::internal;
 use crate::metrics::Metrics;
 
 /// What a worker had queued counts this long; then only our own count does, or a replica that was
@@ -84,6 +85,7 @@ struct Report {
     /// Queued cost that is not ours.
     others: u64,
     cost_per_second: f64,
+    queue_limit: u64,
 }
 
 /// What a call carries beside its message.
@@ -177,6 +179,15 @@ impl Replica {
             .unwrap_or(session.info.queue_limit as f64 / limits::QUEUE_SECONDS)
     }
 
+    /// What its queue holds: as it told last, for the limit follows the rate.
+    pub(crate) fn queue_limit(&self, session: &Session) -> u64 {
+        self.report
+            .lock()
+            .map(|report| report.queue_limit)
+            .filter(|limit| *limit > 0)
+            .unwrap_or(session.info.queue_limit)
+    }
+
     /// Counts a chunk as in hand until the guard is dropped.
     pub(crate) fn begin(self: &Arc<Self>, cost: u64) -> Outstanding {
         self.outstanding.fetch_add(cost, Ordering::Relaxed);
@@ -225,6 +236,10 @@ impl Replica {
             }
             session.broken.notify_one();
         }
+        if error.kind == ErrorKind::Unauthorized {
+            // The gateway's fault, not its caller's, who has shown no such token.
+            return internal("a worker refuses this gateway's token (FLOWERBED_WORKER_TOKEN)");
+        }
         error
     }
 
@@ -236,6 +251,7 @@ impl Replica {
             at: Instant::now(),
             others: queued.saturating_sub(own),
             cost_per_second: load.cost_per_second,
+            queue_limit: load.queue_limit,
         });
     }
 }
@@ -268,6 +284,11 @@ fn is_broken(status: &Status) -> bool {
     status.metadata().get_bin(ERROR_TRAILER).is_none()
         && matches!(
             status.code(),
-            Code::Unavailable | Code::Unknown | Code::Cancelled
+            Code::Unavailable
+                | Code::Unknown
+                | Code::Cancelled
+                | Code::Internal
+                | Code::DataLoss
+                | Code::Aborted
         )
 }

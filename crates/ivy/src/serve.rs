@@ -2,6 +2,8 @@
 //!
 //! Knows nothing of routes. axum's own server cannot bound the time of a request's head.
 
+use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -10,12 +12,20 @@ use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
+use tokio_io_timeout::TimeoutStream;
 
 use crate::shutdown::Phases;
 
 /// Also closes idle HTTP/1 connections, so it is longer than clients keep theirs.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(90);
+/// Nothing came for so long, be it the first byte: longer than any request may take.
+const READ_TIMEOUT: Duration = Duration::from_secs(120);
+/// A client that reads nothing of its answer for so long holds memory for nothing.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Further ones wait in the kernel; below the usual limit of open files.
+const MAX_CONNECTIONS: usize = 8_192;
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 /// After a failed accept: out of file descriptors, say.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -29,13 +39,21 @@ pub(crate) async fn serve(
     drain_timeout: Duration,
 ) -> bool {
     let open = GracefulShutdown::new();
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
+        let accepted = async {
+            let place = Arc::clone(&places)
+                .acquire_owned()
+                .await
+                .map_err(io::Error::other)?;
+            listener.accept().await.map(|(stream, _)| (stream, place))
+        };
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+            accepted = accepted => accepted,
             () = phases.draining() => break,
         };
         match accepted {
-            Ok((stream, _)) => spawn(stream, router.clone(), &open),
+            Ok((stream, place)) => spawn(stream, place, router.clone(), &open),
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
                 sleep(ACCEPT_PAUSE).await;
@@ -53,9 +71,12 @@ pub(crate) async fn serve(
     is_drained
 }
 
-fn spawn(stream: TcpStream, router: Router, open: &GracefulShutdown) {
+fn spawn(stream: TcpStream, place: OwnedSemaphorePermit, router: Router, open: &GracefulShutdown) {
     // Small answers must not wait for the client's acknowledgement.
     drop(stream.set_nodelay(true));
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_read_timeout(Some(READ_TIMEOUT));
+    stream.set_write_timeout(Some(WRITE_TIMEOUT));
     let mut builder = Builder::new(TokioExecutor::new());
     builder
         .http1()
@@ -67,10 +88,11 @@ fn spawn(stream: TcpStream, router: Router, open: &GracefulShutdown) {
         .keep_alive_interval(PING_INTERVAL);
     let service = TowerToHyperService::new(router);
     let connection = builder
-        .serve_connection(TokioIo::new(stream), service)
+        .serve_connection(TokioIo::new(Box::pin(stream)), service)
         .into_owned();
     let watched = open.watch(connection);
     tokio::spawn(async move {
+        let _place = place;
         if let Err(error) = watched.await {
             // A client that hangs up is no event.
             tracing::debug!(%error, "connection ended");

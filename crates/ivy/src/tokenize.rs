@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use flowerbed_protocol::Error;
+use flowerbed_protocol::{Error, ErrorKind};
 use flowerbed_text::{EncodeError, Encoder, Sequence};
 use rayon::prelude::*;
 
@@ -29,12 +29,12 @@ pub(crate) async fn tokenize(
     let encoder = Arc::clone(encoder);
     match inputs {
         Inputs::Texts(_) => {
-            let num_bytes = inputs.num_text_bytes();
+            let work = inputs.work();
             let Inputs::Texts(texts) = inputs else {
                 return Ok(Vec::new());
             };
             compute
-                .run(num_bytes, move |is_abandoned| {
+                .run(work, move |is_abandoned| {
                     encode(&encoder, &texts, &options, is_abandoned)
                 })
                 .await?
@@ -107,6 +107,16 @@ fn refused(index: usize, error: &EncodeError) -> Error {
                 "has {num_tokens} tokens, the limit is {limit}: shorten it, or leave truncate on"
             ),
         ),
+        EncodeError::TooManyBytes { num_bytes, limit } => Error {
+            kind: ErrorKind::TooLarge,
+            ..at(
+                index,
+                format_args!(
+                    "has {num_bytes} bytes, the limit is {limit} for a text that cannot be cut at \
+                     spaces, or with truncate off: split it"
+                ),
+            )
+        },
         EncodeError::IdOutOfRange {
             position,
             id,

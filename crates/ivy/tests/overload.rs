@@ -43,6 +43,7 @@ fn a_retry_is_advised_when_the_excess_has_run_at_the_measured_rate() {
         behaviour.load = Some(Load {
             queued_cost: vec![0, 0, 0],
             cost_per_second: 400.0,
+            queue_limit: 0,
         });
     });
     ivy.vectors(&json!({"input": "a"}));
@@ -60,6 +61,7 @@ fn work_of_other_gateways_counts_too() {
         behaviour.load = Some(Load {
             queued_cost: vec![0, 0, 2_000],
             cost_per_second: 400.0,
+            queue_limit: 0,
         });
     });
     let ivy = Ivy::over(&[&tulip]);

@@ -172,14 +172,14 @@ impl ErrorKind {
     /// Kind of a failure that carries no trailer: one made by the transport, not by Tulip.
     fn from_code(code: Code) -> Self {
         match code {
-            Code::InvalidArgument => Self::InvalidInput,
-            Code::OutOfRange => Self::TooLarge,
-            Code::Unauthenticated | Code::PermissionDenied => Self::Unauthorized,
-            Code::NotFound => Self::NotFound,
-            Code::ResourceExhausted => Self::Overloaded,
             Code::DeadlineExceeded => Self::DeadlineExceeded,
-            Code::FailedPrecondition => Self::WrongSpace,
-            Code::Unavailable | Code::Unknown | Code::Cancelled => Self::Unavailable,
+            // tonic's words for an answer that broke off are several, Internal among them.
+            Code::Unavailable
+            | Code::Unknown
+            | Code::Cancelled
+            | Code::Internal
+            | Code::DataLoss
+            | Code::Aborted => Self::Unavailable,
             _ => Self::Internal,
         }
     }
@@ -330,8 +330,18 @@ mod tests {
 
     #[test]
     fn a_dead_worker_is_unavailable_and_tells_nothing_of_the_inside() {
-        let error = Error::from(&Status::unknown("h2 protocol error: /run/secret.sock"));
-        assert_eq!(error.kind, ErrorKind::Unavailable);
-        assert!(!error.message.contains("secret"));
+        for code in [Code::Unknown, Code::Internal, Code::DataLoss, Code::Aborted] {
+            let error = Error::from(&Status::new(code, "h2 protocol error: /run/secret.sock"));
+            assert_eq!(error.kind, ErrorKind::Unavailable);
+            assert!(!error.message.contains("secret"));
+        }
+    }
+
+    #[test]
+    fn a_transport_error_is_never_the_callers_fault() {
+        for code in 0..=16 {
+            let error = Error::from(&Status::new(Code::from_i32(code), "made by no worker"));
+            assert_ne!(error.kind.fault(), Fault::Caller, "{code}");
+        }
     }
 }

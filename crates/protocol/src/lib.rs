@@ -7,6 +7,7 @@ pub mod cost;
 pub mod error;
 pub mod limits;
 pub mod packed;
+pub mod settings;
 pub mod trace;
 
 /// Messages and services generated from `proto/flowerbed/v1/inference.proto`.

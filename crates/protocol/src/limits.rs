@@ -13,6 +13,9 @@ pub const MAX_MESSAGE_BYTES: usize = 64 * 1024 * 1024;
 pub const MAX_RESULT_BYTES: usize = MAX_MESSAGE_BYTES / 16 * 15;
 /// Rows of one chunk.
 pub const MAX_ROWS: usize = 65_536;
+/// Tokens that the segments of a sequence may hold, in multiples of its own: pooling them costs memory
+/// that no token count shows.
+pub const MAX_POOLED_SHARE: u64 = 2;
 /// Output formats of one chunk.
 pub const MAX_OUTPUTS: usize = 8;
 /// Time a request may take, queueing included.

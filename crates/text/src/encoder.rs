@@ -13,6 +13,9 @@ use crate::{EncodeError, LoadError, TextSettings, TruncationSide};
 
 /// Bytes of text tried first for each id that can be kept; English has about 4.5.
 const BYTES_PER_ID: usize = 6;
+/// A text that must be read whole and is longer than this is refused: the library takes some 150 bytes
+/// of memory for each byte of text, and cannot be stopped.
+const MAX_WHOLE_BYTES: usize = 2 * 1_024 * 1_024;
 /// Added to the first try, so that a short limit does not fall below the safety margin.
 const EXTRA_BYTES: usize = 1_024;
 
@@ -121,6 +124,12 @@ impl Encoder {
         if truncate && let Some(content) = self.leading_ids(&text, room)? {
             return self.sequence(&content, prompt, true);
         }
+        if text.len() > MAX_WHOLE_BYTES {
+            return Err(EncodeError::TooManyBytes {
+                num_bytes: text.len(),
+                limit: MAX_WHOLE_BYTES,
+            });
+        }
         let content = self.content_ids(&text)?;
         if content.len() <= room {
             return self.sequence(&content, prompt, false);
@@ -181,7 +190,7 @@ impl Encoder {
         let mut max_bytes = room
             .saturating_mul(BYTES_PER_ID)
             .saturating_add(EXTRA_BYTES);
-        while max_bytes < text.len() / 2 {
+        while max_bytes < (text.len() / 2).min(MAX_WHOLE_BYTES) {
             if let Some(cut) = locality.cut(text, max_bytes) {
                 let encoding = self
                     .tokenizer

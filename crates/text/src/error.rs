@@ -53,6 +53,14 @@ pub enum EncodeError {
         /// Special tokens included.
         limit: usize,
     },
+    /// The text cannot be cut before it is tokenized, and is too long to be tokenized whole.
+    #[error("the input has {num_bytes} bytes, at most {limit} can be read at once")]
+    TooManyBytes {
+        /// UTF-8, prompt included.
+        num_bytes: usize,
+        /// UTF-8.
+        limit: usize,
+    },
     /// The model has no such token.
     #[error("token id {id} at position {position} is not below {vocab_rows}")]
     IdOutOfRange {

@@ -6,6 +6,9 @@
 //! can come out differently, and an added token that spans `p`. Let `q` be an earlier boundary,
 //! farther from `p` than any added token is long: every token that ends at or before `q` is the
 //! same in the cut text as in the whole one. Anything not listed is tokenized whole.
+//!
+//! BERT's normalizer puts a space on both sides of an ideograph, so that between two of them is a
+//! boundary too: Chinese has no other.
 
 use serde_json::Value;
 
@@ -19,6 +22,7 @@ const LOCAL_PATTERNS: [&str; 2] = [
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Locality {
     margin_bytes: usize,
+    splits_ideographs: bool,
 }
 
 /// A prefix of a text, and how far its tokens are those of the whole text.
@@ -48,34 +52,45 @@ impl Locality {
             // A token is matched in normalized text, which may be shorter than its source.
             Self {
                 margin_bytes: 8 * longest.max().unwrap_or(0) + 16,
+                splits_ideographs: root["normalizer"]["type"] == "BertNormalizer"
+                    && root["normalizer"]["handle_chinese_chars"] == true,
             }
         })
     }
 
     /// The longest cut of at most `max_bytes`, if `text` has boundaries there.
     pub(crate) fn cut(self, text: &str, max_bytes: usize) -> Option<Cut> {
-        let end = boundary_before(text, max_bytes)?;
-        let safe_end = boundary_before(text, end.checked_sub(self.margin_bytes)?)?;
+        let end = self.boundary_before(text, max_bytes)?;
+        let safe_end = self.boundary_before(text, end.checked_sub(self.margin_bytes)?)?;
         Some(Cut { end, safe_end })
+    }
+
+    /// The last boundary at or before byte `at`.
+    fn boundary_before(self, text: &str, at: usize) -> Option<usize> {
+        let mut end = at.min(text.len());
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        let mut next = text[end..].chars().next();
+        for (start, c) in text[..end].char_indices().rev() {
+            let is_boundary = next.is_some_and(|next| {
+                (next == ' ' && !c.is_whitespace())
+                    || (self.splits_ideographs && is_ideograph(c) && is_ideograph(next))
+            });
+            if is_boundary {
+                return Some(start + c.len_utf8());
+            }
+            next = Some(c);
+        }
+        None
     }
 }
 
-/// The last boundary at or before byte `at`.
-fn boundary_before(text: &str, at: usize) -> Option<usize> {
-    let bytes = &text.as_bytes()[..text.len().min(at + 1)];
-    let mut end = bytes.len();
-    while let Some(position) = bytes[..end].iter().rposition(|&byte| byte == b' ') {
-        // A space is one byte, so `position` is a character's start.
-        if text[..position]
-            .chars()
-            .next_back()
-            .is_some_and(|c| !c.is_whitespace())
-        {
-            return Some(position);
-        }
-        end = position;
-    }
-    None
+/// Whether BERT's normalizer sets `c` apart: the blocks of ideographs that it lists.
+fn is_ideograph(c: char) -> bool {
+    matches!(u32::from(c),
+        0x4E00..=0x9FFF | 0x3400..=0x4DBF | 0x20000..=0x2A6DF | 0x2A700..=0x2B73F
+        | 0x2B740..=0x2B81F | 0x2B920..=0x2CEAF | 0xF900..=0xFAFF | 0x2F800..=0x2FA1F)
 }
 
 fn is_local_normalizer(node: &Value) -> bool {
@@ -121,10 +136,32 @@ mod tests {
 
     #[test]
     fn a_boundary_follows_a_character_that_is_no_white_space() {
+        let boundary_before = |text, at| {
+            let locality = Locality {
+                margin_bytes: 0,
+                splits_ideographs: false,
+            };
+            locality.boundary_before(text, at)
+        };
         assert_eq!(boundary_before("ab  cd", 5), Some(2));
         assert_eq!(boundary_before("ab  cd", 1), None);
         assert_eq!(boundary_before("\u{3000} x", 9), None);
         assert_eq!(boundary_before("é x", 400), Some(2));
+    }
+
+    #[test]
+    fn between_ideographs_is_a_boundary_where_the_normalizer_sets_them_apart() {
+        let cut = |splits_ideographs, text, at| {
+            Locality {
+                margin_bytes: 0,
+                splits_ideographs,
+            }
+            .boundary_before(text, at)
+        };
+        assert_eq!(cut(true, "漢字漢字", 7), Some(6));
+        assert_eq!(cut(true, "漢a字b", 8), None);
+        assert_eq!(cut(true, "漢\u{301}字", 8), None);
+        assert_eq!(cut(false, "漢字漢字", 7), None);
     }
 
     #[test]

@@ -239,6 +239,7 @@ fn check_segments(segments: &[u32], sequences: &mut [Sequence]) -> Result<Vec<(u
         sequence.num_rows = 0;
     }
     let mut previous = 0;
+    let mut num_pooled = 0;
     for (row, &[index, start, end]) in triples.iter().enumerate() {
         let Some(sequence) = sequences
             .get_mut(index as usize)
@@ -256,8 +257,14 @@ fn check_segments(segments: &[u32], sequences: &mut [Sequence]) -> Result<Vec<(u
         }
         if sequence.num_rows == 0 {
             sequence.first_row = row;
+            num_pooled = 0;
         }
         sequence.num_rows += 1;
+        num_pooled += u64::from(end - start);
+        if num_pooled > limits::MAX_POOLED_SHARE * u64::from(sequence.len) {
+            let message = "the segments hold more than twice the tokens of their sequence";
+            return Err(Error::invalid("segments", message).at_index(index));
+        }
         previous = index;
     }
     if let Some(index) = sequences.iter().position(|sequence| sequence.num_rows == 0) {

@@ -1,5 +1,8 @@
 //! Settings of one worker, as `python/flowerbed/config.py` writes them. That file owns the defaults.
 
+use std::time::Duration;
+
+use flowerbed_protocol::settings::{self, Secret};
 use flowerbed_protocol::v1;
 use serde::Deserialize;
 
@@ -16,7 +19,7 @@ pub struct WorkerConfig {
     /// `host:port` that serves nothing but the metrics, if there is one.
     pub metrics_listen: Option<String>,
     /// Shared secret that callers send as a bearer token.
-    pub token: Option<String>,
+    pub token: Option<Secret>,
     /// Budget of one step, in cost.
     pub max_batch_tokens: u64,
     /// Budget of a step of bulk work while nobody waits for queries, in cost.
@@ -27,10 +30,12 @@ pub struct WorkerConfig {
     pub streams: Vec<Stream>,
     /// Steps that may be in flight on each stream.
     pub steps_in_flight: usize,
-    /// Deadline of callers that set none, seconds.
-    pub request_timeout_s: f64,
-    /// A step that takes longer hangs, and only a new process helps, seconds.
-    pub step_timeout_s: f64,
+    /// Deadline of callers that set none.
+    #[serde(rename = "request_timeout_s", deserialize_with = "settings::seconds")]
+    pub request_timeout: Duration,
+    /// A step that takes longer hangs, and only a new process helps.
+    #[serde(rename = "step_timeout_s", deserialize_with = "settings::seconds")]
+    pub step_timeout: Duration,
     /// Rate measured at warm-up; sizes the queue until steps have run.
     pub cost_per_second: f64,
 }

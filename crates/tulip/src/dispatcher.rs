@@ -17,12 +17,14 @@ use crate::chunk::Chunk;
 use crate::config::WorkerConfig;
 use crate::job::{JobState, Reply, StepTimes};
 use crate::metrics::{Metrics, Shed};
-use crate::scheduler::{Job, JobId, Plan, Scheduler, StepLimits, Stream};
+use crate::scheduler::{Job, JobId, Lane, Pick, Plan, Scheduler, StepLimits, Stream};
 use crate::state::State;
 use crate::waiter::Completed;
 
 /// How many commands may wait; a full channel makes the senders wait.
 const COMMANDS: usize = 1_024;
+/// Work of callers that hung up is freed this soon, or within a step if that takes longer.
+const SWEEP_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The way to the dispatcher.
 pub(crate) type CommandSender = mpsc::Sender<Command>;
@@ -42,8 +44,8 @@ pub(crate) enum Command {
         reason: String,
         is_device_fault: bool,
     },
-    /// A step hangs: nobody who waits here will be served.
-    Hung,
+    /// The device or what drives it is beyond repair: nobody who waits here will be served.
+    GiveUp(String),
     /// Take no more work, finish what is queued.
     Drain,
     /// The time for that is over: whoever still waits is refused.
@@ -73,6 +75,7 @@ pub(crate) struct Dispatcher {
     free_slots: HashMap<Stream, usize>,
     last_finished: HashMap<Stream, Instant>,
     puller: Option<SyncSender<Batch>>,
+    last_sweep: Instant,
     next_id: u64,
 }
 
@@ -104,6 +107,7 @@ impl Dispatcher {
                 .collect(),
             last_finished: HashMap::new(),
             puller: None,
+            last_sweep: Instant::now(),
             next_id: 0,
             config,
             state,
@@ -119,8 +123,12 @@ impl Dispatcher {
     pub(crate) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         while let Some(command) = commands.recv().await {
             self.apply(command);
-            // What has arrived meanwhile belongs in the same batch.
-            while let Ok(command) = commands.try_recv() {
+            // What has arrived meanwhile belongs in the same batch; but a flood must not keep the
+            // device waiting.
+            for _ in 0..COMMANDS {
+                let Ok(command) = commands.try_recv() else {
+                    break;
+                };
                 self.apply(command);
             }
             self.dispatch();
@@ -146,7 +154,7 @@ impl Dispatcher {
             } => {
                 self.fail(batch_id, &reason, is_device_fault);
             }
-            Command::Hung => self.device_fault("a step takes longer than its limit"),
+            Command::GiveUp(reason) => self.device_fault(&reason),
             Command::Drain => self.state.set_draining(),
             Command::Cut => self.cut(),
         }
@@ -164,7 +172,7 @@ impl Dispatcher {
             .iter()
             .map(|s| self.cost.cost(u64::from(s.len)))
             .collect();
-        if !is_probe && let Err(error) = self.admit(costs.iter().sum()) {
+        if !is_probe && let Err(error) = self.admit(chunk.lane, costs.iter().sum()) {
             let is_full = error.kind == ErrorKind::Overloaded;
             self.metrics.shed(if is_full {
                 Shed::Overloaded
@@ -183,10 +191,9 @@ impl Dispatcher {
             costs,
             result_bytes: chunk.result_bytes().collect(),
             enqueued: now,
-            deadline,
         };
-        self.jobs
-            .insert(id, JobState::new(Arc::new(chunk), reply, now));
+        let state = JobState::new(Arc::new(chunk), Arc::clone(&job.costs), deadline, reply);
+        self.jobs.insert(id, state);
         if is_probe {
             self.scheduler.push_front(job);
         } else {
@@ -194,18 +201,19 @@ impl Dispatcher {
         }
     }
 
-    /// An empty queue admits anything within the limits; else the queue limit holds.
-    fn admit(&mut self, cost: u64) -> Result<(), Error> {
+    /// An empty queue admits anything within the limits; else the queue limit holds. Work of lower
+    /// lanes does not count: a re-index must not turn queries away.
+    fn admit(&mut self, lane: Lane, cost: u64) -> Result<(), Error> {
         if self.state.is_faulted() {
             return Err(unavailable("the device failed; this worker restarts"));
         }
         if self.state.is_draining() {
             return Err(unavailable("this worker is shutting down"));
         }
-        if self.queued() + cost > self.queue_limit() {
-            self.drop_dead();
+        if self.queued_before(lane) + cost > self.queue_limit() {
+            self.sweep();
         }
-        let queued = self.queued();
+        let queued = self.queued_before(lane);
         if queued == 0 || queued + cost <= self.queue_limit() {
             return Ok(());
         }
@@ -213,8 +221,9 @@ impl Dispatcher {
         Err(Error::new(ErrorKind::Overloaded, message).after(self.state.time_to_run(queued)))
     }
 
-    fn queued(&self) -> u64 {
-        self.scheduler.queued_cost().iter().sum()
+    /// Cost that is served before a new job of `lane`.
+    fn queued_before(&self, lane: Lane) -> u64 {
+        self.scheduler.queued_cost()[..=lane as usize].iter().sum()
     }
 
     fn queue_limit(&self) -> u64 {
@@ -229,13 +238,20 @@ impl Dispatcher {
         if self.state.is_faulted() {
             return;
         }
-        self.drop_dead();
+        self.sweep();
         let now = Instant::now();
         for stream in self.config.streams.clone() {
             if self.free_slots.get(&stream).copied().unwrap_or(0) == 0 {
                 continue;
             }
-            if let Some(plan) = self.scheduler.next_plan(stream, now) {
+            let jobs = &self.jobs;
+            let is_wanted = |id| jobs.get(&id).is_some_and(|job| job.is_wanted(now));
+            let mut dropped = Vec::new();
+            let plan = self
+                .scheduler
+                .next_plan(stream, now, is_wanted, &mut dropped);
+            self.forget(dropped);
+            if let Some(plan) = plan {
                 self.hand_out(plan, &puller);
                 return;
             }
@@ -253,11 +269,7 @@ impl Dispatcher {
             .iter()
             .filter_map(|pick| self.jobs.get(&pick.job).map(|job| Arc::clone(&job.chunk)))
             .collect();
-        debug_assert_eq!(
-            chunks.len(),
-            plan.picks.len(),
-            "dead jobs were dropped before"
-        );
+
         let batch = Batch::pack(self.new_id(), plan, &chunks);
         if let Some(slots) = self.free_slots.get_mut(&batch.plan.stream) {
             *slots -= 1;
@@ -355,7 +367,9 @@ impl Dispatcher {
         }
         let num_sequences = batch.num_sequences();
         tracing::error!(batch = batch_id, num_sequences, reason, "a step failed");
-        if !self.scheduler.rerun_in_halves(batch.plan.clone()) {
+        let jobs = &self.jobs;
+        let cost_of = |pick: &Pick| jobs.get(&pick.job).map_or(0, |job| job.cost_of(pick));
+        if !self.scheduler.rerun_in_halves(batch.plan.clone(), cost_of) {
             self.fail_all(&batch, reason);
         }
     }
@@ -399,7 +413,8 @@ impl Dispatcher {
             self.metrics.shed(Shed::Unavailable);
             job.fail(unavailable("this worker is shutting down"));
         }
-        self.drop_dead();
+        self.last_sweep = Instant::now() - SWEEP_INTERVAL;
+        self.sweep();
     }
 
     fn land(&mut self, batch_id: u64) -> Option<Batch> {
@@ -410,20 +425,34 @@ impl Dispatcher {
         Some(batch)
     }
 
-    fn drop_dead(&mut self) {
+    /// Drops what nobody waits for, wherever it is queued. At most every [`SWEEP_INTERVAL`]: it
+    /// walks the whole queue.
+    fn sweep(&mut self) {
+        let now = Instant::now();
+        if now.duration_since(self.last_sweep) < SWEEP_INTERVAL {
+            return;
+        }
+        self.last_sweep = now;
         let jobs = &self.jobs;
-        let is_wanted = |id| jobs.get(&id).is_some_and(JobState::is_wanted);
-        for id in self.scheduler.drop_dead(Instant::now(), is_wanted) {
-            if let Some(job) = self.jobs.remove(&id) {
-                let was_wanted = job.is_wanted();
-                self.metrics.shed(if was_wanted {
-                    Shed::DeadlineExceeded
-                } else {
-                    Shed::Cancelled
-                });
-                let message = "the deadline passed while the request was queued";
-                job.fail(Error::new(ErrorKind::DeadlineExceeded, message));
-            }
+        let is_wanted = |id| jobs.get(&id).is_some_and(|job| job.is_wanted(now));
+        let dropped = self.scheduler.drop_dead(is_wanted);
+        self.forget(dropped);
+    }
+
+    /// Answers jobs that the scheduler dropped.
+    fn forget(&mut self, dropped: Vec<JobId>) {
+        for id in dropped {
+            let Some(job) = self.jobs.remove(&id) else {
+                continue;
+            };
+            let has_hung_up = job.has_hung_up();
+            self.metrics.shed(if has_hung_up {
+                Shed::Cancelled
+            } else {
+                Shed::DeadlineExceeded
+            });
+            let message = "the deadline passed while the request was queued";
+            job.fail(Error::new(ErrorKind::DeadlineExceeded, message));
         }
     }
 
@@ -431,6 +460,7 @@ impl Dispatcher {
         v1::Load {
             queued_cost: self.scheduler.queued_cost().to_vec(),
             cost_per_second: self.state.cost_per_second(),
+            queue_limit: self.queue_limit(),
         }
     }
 

@@ -27,6 +27,11 @@ const FRESH: Duration = Duration::from_secs(10);
 const PROBE_AFTER: Duration = Duration::from_secs(5);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
 const POLL: Duration = Duration::from_millis(250);
+/// Probes in a row that the engine fails before the worker is given up: its weights or its device
+/// give no good rows.
+const MAX_FAILED_PROBES: u32 = 3;
+/// A step may take this many times what a full one takes at the measured rate.
+const STEP_LIMIT_IN_FULL_STEPS: f64 = 20.0;
 /// Time for the answers to leave before a hung process is given up.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 /// Span over which the device's share of busy time is taken.
@@ -43,7 +48,7 @@ pub(crate) struct Health {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) reporter: HealthReporter,
     /// Ends the process; what hangs cannot be stopped from within.
-    pub(crate) give_up: fn(),
+    pub(crate) end_process: fn(),
 }
 
 // === impl Health ===
@@ -58,6 +63,7 @@ impl Health {
         let mut phase = self.state.watch_phase();
         let mut golden: Option<Vec<f32>> = None;
         let mut published = None;
+        let mut num_failed = 0;
         loop {
             if *phase.borrow_and_update() != Phase::Serving {
                 break;
@@ -67,19 +73,33 @@ impl Health {
                 .since_good_step()
                 .is_none_or(|age| age >= PROBE_AFTER);
             if golden.is_none() || is_stale {
-                match (self.probe().await, &golden) {
+                let probed = tokio::select! {
+                    probed = self.probe() => probed,
+                    _ = phase.changed() => continue,
+                };
+                match (probed, &golden) {
                     (Ok(row), None) => golden = Some(row),
                     (Ok(row), Some(golden)) => {
                         let cosine = cosine(&row, golden);
                         if cosine.is_nan() || cosine < MIN_COSINE {
-                            tracing::error!(cosine, "a probe gave another row than at the start");
-                            self.state.set_faulted();
+                            let reason = format!("a probe's row has cosine {cosine} to the first");
+                            self.give_up(reason).await;
                         }
                     }
-                    (Err(error), _) => tracing::warn!(%error, "a probe failed"),
+                    (Err(error), _) => {
+                        tracing::warn!(%error, "a probe failed");
+                        let is_engine = error.kind == ErrorKind::EngineFailed;
+                        num_failed = if is_engine { num_failed + 1 } else { 0 };
+                        if num_failed >= MAX_FAILED_PROBES {
+                            self.give_up(format!("{num_failed} probes in a row failed"))
+                                .await;
+                        }
+                    }
                 }
             }
-            let is_fresh = self.state.since_good_step().is_some_and(|age| age < FRESH);
+            // A step within its limit (`watch_steps`) is no reason for doubt, however long it takes.
+            let is_fresh = self.state.since_good_step().is_some_and(|age| age < FRESH)
+                || self.state.oldest_step().is_some();
             let is_serving = golden.is_some() && is_fresh && !self.state.is_faulted();
             if published.replace(is_serving) != Some(is_serving) {
                 self.publish(is_serving).await;
@@ -94,7 +114,7 @@ impl Health {
 
     /// Gives the process up when a step takes longer than its limit, even while draining.
     async fn watch_steps(&self) {
-        let limit = Duration::from_secs_f64(self.config.step_timeout_s);
+        let limit = self.step_limit();
         let mut span = (Instant::now(), Duration::ZERO);
         loop {
             tokio::time::sleep(POLL).await;
@@ -111,12 +131,42 @@ impl Health {
                     "a step takes longer than its limit; giving the process up"
                 );
                 self.publish(false).await;
-                let _ = self.commands.send(Command::Hung).await;
+                self.give_up("a step takes longer than its limit".to_owned())
+                    .await;
                 tokio::time::sleep(LAST_WORDS).await;
-                (self.give_up)();
+                (self.end_process)();
                 return;
             }
         }
+    }
+
+    /// The configured limit, or more where a full step of this model takes long here anyway.
+    #[allow(clippy::cast_precision_loss, reason = "budgets are far below 2^52")]
+    fn step_limit(&self) -> Duration {
+        let WorkerConfig {
+            saturation_batch_tokens,
+            max_batch_tokens,
+            cost_per_second,
+            ..
+        } = *self.config;
+        let largest = saturation_batch_tokens.max(max_batch_tokens) as f64;
+        let full_step_s = if cost_per_second > 0.0 {
+            largest / cost_per_second
+        } else {
+            0.0
+        };
+        let limit_s = self
+            .config
+            .step_timeout
+            .as_secs_f64()
+            .max(STEP_LIMIT_IN_FULL_STEPS * full_step_s);
+        Duration::try_from_secs_f64(limit_s).unwrap_or(Duration::MAX)
+    }
+
+    /// Fails everybody who waits; the thread that pulls batches is told that there are no more.
+    async fn give_up(&self, reason: String) {
+        // Without a dispatcher there is nobody left to tell.
+        let _ = self.commands.send(Command::GiveUp(reason)).await;
     }
 
     async fn publish(&self, is_serving: bool) {

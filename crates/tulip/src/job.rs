@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use crate::batch::RowRun;
 use crate::chunk::Chunk;
 use crate::config::Head;
+use crate::scheduler::Pick;
 
 /// What the handler of a call waits for.
 pub(crate) type Reply = oneshot::Sender<Result<v1::RunResponse, Error>>;
@@ -19,6 +20,8 @@ pub(crate) type Reply = oneshot::Sender<Result<v1::RunResponse, Error>>;
 #[derive(Debug)]
 pub(crate) struct JobState {
     pub(crate) chunk: Arc<Chunk>,
+    costs: Arc<[u64]>, // of each sequence
+    deadline: Instant,
     reply: Reply,
     enqueued: Instant,
     rows: Vec<Vec<u8>>, // one buffer for each format of the chunk
@@ -43,20 +46,38 @@ const STATUS_NOT_FINITE: u8 = 1;
 // === impl JobState ===
 
 impl JobState {
-    pub(crate) fn new(chunk: Arc<Chunk>, reply: Reply, now: Instant) -> Self {
+    /// A job that came in now.
+    pub(crate) fn new(
+        chunk: Arc<Chunk>,
+        costs: Arc<[u64]>,
+        deadline: Instant,
+        reply: Reply,
+    ) -> Self {
         Self {
             rows: vec![Vec::new(); chunk.outputs.len()],
             num_left: chunk.sequences.len(),
             chunk,
+            costs,
+            deadline,
             reply,
-            enqueued: now,
+            enqueued: Instant::now(),
             stats: v1::RunStats::default(),
         }
     }
 
-    /// Whether somebody still waits for the answer.
-    pub(crate) fn is_wanted(&self) -> bool {
-        !self.reply.is_closed()
+    /// Whether somebody still waits for the answer, and in time.
+    pub(crate) fn is_wanted(&self, now: Instant) -> bool {
+        !self.has_hung_up() && now < self.deadline
+    }
+
+    /// Whether the caller is gone.
+    pub(crate) fn has_hung_up(&self) -> bool {
+        self.reply.is_closed()
+    }
+
+    /// Cost of the sequences of a pick.
+    pub(crate) fn cost_of(&self, pick: &Pick) -> u64 {
+        self.costs[pick.first..pick.first + pick.count].iter().sum()
     }
 
     /// How long its sequences waited for the step that began at `started`.
@@ -100,7 +121,9 @@ impl JobState {
     pub(crate) fn count_step(&mut self, num_sequences: usize, times: &StepTimes) -> bool {
         let stats = &mut self.stats;
         let waited = times.started.saturating_duration_since(self.enqueued);
-        stats.queue_us = stats.queue_us.max(as_micros(waited));
+        if stats.num_steps == 0 {
+            stats.queue_us = as_micros(waited);
+        }
         stats.step_us += as_micros(times.ran_for);
         stats.copy_us += as_micros(times.copied_in);
         stats.mode.clone_from(&times.mode);

@@ -93,8 +93,6 @@ pub struct Job {
     pub result_bytes: Arc<[u64]>,
     /// When it came in.
     pub enqueued: Instant,
-    /// After this it is not worth device time.
-    pub deadline: Instant,
 }
 
 /// Consecutive sequences of one job.
@@ -200,14 +198,19 @@ impl Scheduler {
     /// Queues a failed batch again, in two halves that share a step with nothing else.
     ///
     /// Returns false, and queues nothing, where the batch is one sequence: the culprit.
-    pub fn rerun_in_halves(&mut self, plan: Plan) -> bool {
+    pub fn rerun_in_halves(&mut self, plan: Plan, cost_of: impl Fn(&Pick) -> u64) -> bool {
         let num_sequences: usize = plan.picks.iter().map(|pick| pick.count).sum();
         if num_sequences < 2 {
             return false;
         }
         let (left, right) = split_picks(plan.picks, num_sequences / 2);
         for picks in [left, right] {
-            self.reruns.push_back(Plan { picks, ..plan });
+            let cost = picks.iter().map(&cost_of).sum();
+            self.reruns.push_back(Plan {
+                picks,
+                cost,
+                ..plan
+            });
         }
         true
     }
@@ -224,12 +227,13 @@ impl Scheduler {
         self.reruns.is_empty() && self.lanes.iter().all(VecDeque::is_empty)
     }
 
-    /// Forgets jobs that nobody waits for any more; returns their ids.
-    pub fn drop_dead(&mut self, now: Instant, is_wanted: impl Fn(JobId) -> bool) -> Vec<JobId> {
+    /// Forgets every job that is not wanted any more, be it queued or to be rerun; returns their
+    /// ids, some perhaps twice. Walks the whole queue.
+    pub fn drop_dead(&mut self, is_wanted: impl Fn(JobId) -> bool) -> Vec<JobId> {
         let mut dropped = Vec::new();
         for (lane, cost) in self.lanes.iter_mut().zip(&mut self.queued_cost) {
             lane.retain(|queued| {
-                let keep = now < queued.job.deadline && is_wanted(queued.job.id);
+                let keep = is_wanted(queued.job.id);
                 if !keep {
                     *cost -= queued.cost_left;
                     dropped.push(queued.job.id);
@@ -238,7 +242,7 @@ impl Scheduler {
             });
         }
         for plan in &mut self.reruns {
-            plan.picks.retain(|pick| is_wanted(pick.job));
+            drop_dead_picks(plan, &is_wanted, &mut dropped);
         }
         self.reruns.retain(|plan| !plan.picks.is_empty());
         dropped
@@ -246,19 +250,41 @@ impl Scheduler {
 
     /// What `stream` runs next, or `None` where nothing waits for it.
     ///
-    /// Call [`Scheduler::drop_dead`] before, so that no device time goes to jobs nobody waits for.
-    pub fn next_plan(&mut self, stream: Stream, now: Instant) -> Option<Plan> {
-        if let Some(at) = self.reruns.iter().position(|plan| plan.stream == stream) {
-            return self.reruns.remove(at);
+    /// Jobs that are not wanted are dropped where they would be picked, and put into `dropped`, so
+    /// that no device time goes to them.
+    pub fn next_plan(
+        &mut self,
+        stream: Stream,
+        now: Instant,
+        is_wanted: impl Fn(JobId) -> bool,
+        dropped: &mut Vec<JobId>,
+    ) -> Option<Plan> {
+        while let Some(at) = self.reruns.iter().position(|plan| plan.stream == stream) {
+            let mut plan = self.reruns.remove(at)?;
+            drop_dead_picks(&mut plan, &is_wanted, dropped);
+            if !plan.picks.is_empty() {
+                return Some(plan);
+            }
         }
         let mut plan: Option<Plan> = None;
         let mut slots_left = self.limits.slots;
         let mut bytes_left = self.limits.result_bytes;
         let budget = self.budget(now);
+        let mut holds_online = false;
         while let Some(lane) = self.next_lane(stream, now) {
+            // Bulk beside a query would make it, and the next one, wait for up to a full step.
+            if holds_online && lane == Lane::Bulk as usize {
+                break;
+            }
             let Some(queued) = self.lanes[lane].front_mut() else {
                 break;
             };
+            if !is_wanted(queued.job.id) {
+                self.queued_cost[lane] -= queued.cost_left;
+                dropped.push(queued.job.id);
+                self.lanes[lane].pop_front();
+                continue;
+            }
             let plan = plan.get_or_insert_with(|| Plan {
                 stream,
                 head: queued.job.head,
@@ -277,6 +303,7 @@ impl Scheduler {
             if count == 0 {
                 break;
             }
+            holds_online |= lane == Lane::Online as usize;
             plan.picks.push(Pick {
                 job: queued.job.id,
                 first: queued.next,
@@ -369,6 +396,16 @@ impl Queued {
         }
         (count, cost, bytes)
     }
+}
+
+fn drop_dead_picks(plan: &mut Plan, is_wanted: impl Fn(JobId) -> bool, dropped: &mut Vec<JobId>) {
+    plan.picks.retain(|pick| {
+        let keep = is_wanted(pick.job);
+        if !keep {
+            dropped.push(pick.job);
+        }
+        keep
+    });
 }
 
 fn split_picks(picks: Vec<Pick>, mut num_left: usize) -> (Vec<Pick>, Vec<Pick>) {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::Request;
 use flowerbed_protocol::limits;
+use flowerbed_protocol::settings::Secret;
 use flowerbed_protocol::v1::inference_server::InferenceServer;
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, Runtime};
@@ -105,12 +106,15 @@ impl Tulip {
             .max_encoding_message_size(limits::MAX_MESSAGE_BYTES);
         let grpc = Routes::new(health_service).add_service(InterceptedService::new(
             inference,
-            check_token(config.token.as_deref()),
+            check_token(config.token.as_ref().map(Secret::expose)),
         ));
-        let default_timeout = Duration::from_secs_f64(config.request_timeout_s);
+        let default_timeout = config.request_timeout;
         let router = grpc
             .into_axum_router()
-            .merge(scrape::route(&metrics, config.token.as_deref()))
+            .merge(scrape::route(
+                &metrics,
+                config.token.as_ref().map(Secret::expose),
+            ))
             .layer(tower::util::MapRequestLayer::new(
                 move |request: Request| deadline::set(request, default_timeout),
             ));
@@ -133,7 +137,14 @@ impl Tulip {
             Arc::clone(&state),
             Arc::clone(&metrics),
         );
-        tokio::spawn(dispatcher.run(receiver));
+        let dispatching = tokio::spawn(dispatcher.run(receiver));
+        let watched = Arc::clone(&state);
+        tokio::spawn(async move {
+            if dispatching.await.is_err() {
+                // It panicked: nobody is served any more, which must not look like a drain.
+                watched.set_faulted();
+            }
+        });
         tokio::spawn(
             Health {
                 config,
@@ -141,7 +152,7 @@ impl Tulip {
                 commands: commands.clone(),
                 metrics,
                 reporter: reporter.clone(),
-                give_up,
+                end_process: give_up,
             }
             .run(),
         );

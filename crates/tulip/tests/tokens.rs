@@ -167,16 +167,12 @@ fn a_tokens_row_is_cut_by_its_own_size_and_scaled_only_if_asked() {
 
 #[test]
 fn an_answer_that_fits_no_message_is_refused_before_it_takes_memory() {
-    // A few bytes of segments ask for 64 rows each.
-    let mut many = ask(&[&[1; 64]]);
-    let segments = [0, 0, 64].repeat(limits::MAX_ROWS / 64);
-    many.segments = packed::from_u32s(&segments);
-    let chunk = check(&many).unwrap();
+    let sequence: &[u32] = &[1; 64];
+    let chunk = check(&ask(&vec![sequence; limits::MAX_ROWS / 64])).unwrap();
     assert_eq!(chunk.segments.len(), limits::MAX_ROWS);
     assert_eq!(chunk.result_bytes().sum::<u64>(), 65_536 * 4 * 6);
 
-    many.segments = packed::from_u32s(&[segments, vec![0, 0, 1]].concat());
-    let error = check(&many).unwrap_err();
+    let error = check(&ask(&vec![sequence; limits::MAX_ROWS / 64 + 1])).unwrap_err();
     assert_eq!(
         (error.kind, error.field.as_deref()),
         (ErrorKind::TooLarge, Some("segments"))

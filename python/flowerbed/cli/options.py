@@ -102,6 +102,10 @@ def worker_token() -> str | None:
     return os.environ.get(TOKEN_VARIABLE) or None
 
 
+MAX_TIMEOUT_S = 86_400.0
+MAX_STEP_TOKENS = 1_048_576
+"""No device has its knee beyond; a step of that size is measured at start."""
+
 Model = Annotated[
     str | None,
     typer.Argument(
@@ -168,6 +172,7 @@ MaxBatchTokens = Annotated[
     typer.Option(
         envvar="FLOWERBED_MAX_BATCH_TOKENS",
         min=1,
+        max=MAX_STEP_TOKENS,
         help="Budget of one step.",
         show_default="the device's knee",
     ),
@@ -177,6 +182,7 @@ SaturationBatchTokens = Annotated[
     typer.Option(
         envvar="FLOWERBED_SATURATION_BATCH_TOKENS",
         min=1,
+        max=MAX_STEP_TOKENS,
         help="Budget of a step of bulk work while nobody waits for queries.",
     ),
 ]
@@ -189,6 +195,7 @@ StepTimeout = Annotated[
     typer.Option(
         envvar="FLOWERBED_STEP_TIMEOUT",
         min=0.001,
+        max=MAX_TIMEOUT_S,
         metavar="SECONDS",
         help="A step that takes longer hangs: the worker ends, to be restarted.",
     ),
@@ -207,6 +214,7 @@ RequestTimeout = Annotated[
     typer.Option(
         envvar="FLOWERBED_REQUEST_TIMEOUT",
         min=0.001,
+        max=MAX_TIMEOUT_S,
         metavar="SECONDS",
         help="Longest time of a request, queueing included.",
     ),
@@ -216,6 +224,7 @@ DrainTimeout = Annotated[
     typer.Option(
         envvar="FLOWERBED_DRAIN_TIMEOUT",
         min=0.001,
+        max=MAX_TIMEOUT_S,
         metavar="SECONDS",
         help="Time for accepted requests after SIGTERM; what is left then is ended.",
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -74,7 +74,7 @@ class Client:
         """Embeds texts; row i belongs to text i.
 
         Args:
-            texts: At least one.
+            texts: None at all gives [0, dimensions].
             prompt_name: One of the model's prompts, such as `query`.
             dimensions: Leading values to keep; the model's own number if None.
 
@@ -96,6 +96,10 @@ class Client:
         """As `embed`, with token counts and the server's timings."""
         if isinstance(texts, str):
             raise TypeError("texts is one string: put it in a list")
+        if not texts:
+            # Only an answer tells the model's number of dimensions.
+            probe = self.embed_detailed(["-"], prompt_name=prompt_name, dimensions=dimensions)
+            return replace(probe, vectors=probe.vectors[:0], num_tokens=0, num_truncated=0)
         body: dict[str, object] = {"input": list(texts), "encoding_format": "base64"}
         optional = {"model": self._model, "prompt_name": prompt_name, "dimensions": dimensions}
         body.update({key: value for key, value in optional.items() if value is not None})

@@ -17,7 +17,7 @@ from flowerbed.errors import ModelError
 from flowerbed.folder import ModelFolder
 from flowerbed.rose.device import TORCH_DTYPES, pick_device, pick_dtype
 from flowerbed.rose.inputs import Batch, PackedBatch, RowFormat, prepare
-from flowerbed.rose.kernels.pack import pack_rows
+from flowerbed.rose.kernels.pack import STATUS_NOT_FINITE, pack_rows
 from flowerbed.rose.kernels.pooling import SegmentTable
 from flowerbed.rose.layers.pooled import EmbedHead, token_rows
 from flowerbed.rose.lazy import LazyTensor
@@ -134,10 +134,20 @@ class Engine:
             return LazyTensor.launch(packed, mode="eager", padding_tokens=inputs.padding_tokens)
 
     def warm_up(self) -> None:
-        """Runs steps of typical sizes, so that the first requests find kernels built and memory there."""
+        """Runs steps of typical sizes, so that the first requests find kernels built and memory there.
+
+        Raises:
+            ModelError: The model gives no good vectors.
+        """
         max_length = self.folder.text.max_length
         for num_tokens in WARM_UP_TOKENS:
             lengths = [max_length] * (num_tokens // max_length) + [num_tokens % max_length]
             sequences = [[0] * length for length in lengths if length]
             batch = PackedBatch.build(sequences, RowFormat(self.folder.dimensions))
-            self.step(batch).wait()
+            statuses = self.step(batch).numpy()[batch.num_result_bytes :]
+            if statuses.any():
+                what = "not finite" if STATUS_NOT_FINITE in statuses else "all zero"
+                raise ModelError(
+                    f"{self.folder.id} in {self.dtype} gives a vector that is {what} for a plain "
+                    "input: its weights are damaged, or need another --dtype"
+                )

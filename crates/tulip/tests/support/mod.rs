@@ -24,6 +24,8 @@ pub(crate) const TOKEN_DIMENSIONS: u32 = 6;
 pub(crate) const VOCAB: u32 = 1_000;
 /// A batch that holds this id makes the fake step raise.
 pub(crate) const POISON: u32 = 666;
+/// The id of Tulip's own probes.
+const PROBE: u32 = 1;
 /// A sequence that holds this id gets a row that is not finite.
 pub(crate) const NAN: u32 = 777;
 
@@ -55,10 +57,24 @@ impl Worker {
         Self::start_with(change, step_time, || panic!("no step hangs here"))
     }
 
+    /// Its engine fails even the probes.
+    pub(crate) fn start_broken() -> Self {
+        Self::start_poisoned(|_| {}, Duration::ZERO, || (), PROBE)
+    }
+
     pub(crate) fn start_with(
         change: impl FnOnce(&mut serde_json::Value),
         step_time: Duration,
         give_up: fn(),
+    ) -> Self {
+        Self::start_poisoned(change, step_time, give_up, POISON)
+    }
+
+    fn start_poisoned(
+        change: impl FnOnce(&mut serde_json::Value),
+        step_time: Duration,
+        give_up: fn(),
+        poison: u32,
     ) -> Self {
         let folder = TempDir::new().unwrap();
         let mut config = config(&format!("unix:{}/w.sock", folder.path().display()));
@@ -79,7 +95,7 @@ impl Worker {
                     Pull::Batch(batch) => {
                         counted.fetch_add(1, Ordering::SeqCst);
                         std::thread::sleep(step_time);
-                        if batch.ids.contains(&POISON) {
+                        if batch.ids.contains(&poison) {
                             pulled.failed(batch.id, "poison".to_owned(), false);
                         } else {
                             let rows = Box::new(Rows(fake_step(&batch)));
