@@ -11,9 +11,9 @@ from pathlib import Path
 
 _MODULES = (
     "argparse", "ast", "calendar", "codecs", "configparser", "datetime", "decimal", "difflib",
-    "doctest", "fractions", "functools", "inspect", "ipaddress", "mailbox", "optparse", "pathlib",
+    "doctest", "fractions", "functools", "inspect", "ipaddress", "mailbox", "optparse",
     "pdb", "pickletools", "random", "shutil", "smtplib", "socket", "ssl", "statistics",
-    "subprocess", "tarfile", "threading", "turtle", "typing", "uuid", "zipfile",
+    "subprocess", "tarfile", "threading", "turtle", "typing", "uuid",
 )  # fmt: skip
 
 

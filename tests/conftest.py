@@ -16,7 +16,6 @@ from flowerbed.hub import resolve
 TEXT_SOURCES = (
     "argparse",
     "decimal",
-    "pathlib",
     "statistics",
     "tarfile",
     "turtle",
@@ -26,7 +25,7 @@ TEXT_SOURCES = (
 MORE_TEXT_SOURCES = (
     "ast", "calendar", "codecs", "configparser", "datetime", "difflib", "doctest", "fractions",
     "functools", "inspect", "ipaddress", "mailbox", "optparse", "pdb", "pickletools", "random",
-    "shutil", "smtplib", "socket", "ssl", "subprocess", "threading", "zipfile",
+    "shutil", "smtplib", "socket", "ssl", "subprocess", "threading",
 )  # fmt: skip
 MAX_TOKENS = 512
 NUM_TEXTS = 200

@@ -26,6 +26,9 @@ CPU_BATCH_TOKENS = 256
 what is behind them wait."""
 CPU_SATURATION_BATCH_TOKENS = 512
 """Step of bulk work while nobody waits for queries; the first query after a pause waits for it."""
+GPU_BATCH_TOKENS = 2_048
+"""Knee of an H200 for a 0.6B model in bfloat16; `flowerbed doctor --measure` finds that of others."""
+GPU_SATURATION_BATCH_TOKENS = 16_384
 MAX_BATCH_SEQUENCES = 64
 STEP_TIMEOUT_S = 30.0
 TOKENIZER_THREADS = 0
@@ -166,7 +169,7 @@ class ServeConfig:
     dtype: DType = DType.AUTO
     num_workers: int | None = None  # None: one on a CPU, one a GPU
     max_batch_tokens: int | None = None  # None: the device's knee
-    saturation_batch_tokens: int = CPU_SATURATION_BATCH_TOKENS
+    saturation_batch_tokens: int | None = None  # the device's
     max_batch_sequences: int = MAX_BATCH_SEQUENCES
     step_timeout_s: float = STEP_TIMEOUT_S
     tokenizer_threads: int = TOKENIZER_THREADS

@@ -15,7 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from flowerbed import machine
-from flowerbed.config import CPU_BATCH_TOKENS
+from flowerbed.config import (
+    CPU_BATCH_TOKENS,
+    CPU_SATURATION_BATCH_TOKENS,
+    GPU_BATCH_TOKENS,
+    GPU_SATURATION_BATCH_TOKENS,
+)
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +72,14 @@ def device_name(device: str) -> str:
 def default_budget(device: str, space: str) -> int:
     """Tokens of a step where nobody set them: the measured knee, else the default of the config."""
     found = find(conditions(device, space))
-    return CPU_BATCH_TOKENS if found is None else found.tokens
+    if found is not None:
+        return found.tokens
+    return CPU_BATCH_TOKENS if device == "cpu" else GPU_BATCH_TOKENS
+
+
+def default_saturation(device: str) -> int:
+    """Tokens of a step of bulk work alone, where nobody set them."""
+    return CPU_SATURATION_BATCH_TOKENS if device == "cpu" else GPU_SATURATION_BATCH_TOKENS
 
 
 def find(wanted: Conditions) -> Knee | None:

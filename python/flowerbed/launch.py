@@ -32,7 +32,8 @@ def plan(config: ServeConfig, worker_devices: tuple[str, ...], folder: Path) -> 
         kind = device.partition(":")[0]  # it sees one GPU only
         options = ["--listen", address, "--device", kind, "--dtype", config.dtype.value]
         options += ["--metrics-port", "0"]  # the gateway serves them
-        options += ["--saturation-batch-tokens", str(config.saturation_batch_tokens)]
+        if config.saturation_batch_tokens is not None:
+            options += ["--saturation-batch-tokens", str(config.saturation_batch_tokens)]
         options += ["--max-batch-sequences", str(config.max_batch_sequences)]
         options += ["--step-timeout", str(config.step_timeout_s)]
         if config.max_batch_tokens is not None:

@@ -17,7 +17,7 @@ from flowerbed.config import DType, WorkerConfig
 from flowerbed.errors import ConfigError, FlowerbedError
 from flowerbed.folder import read_folder
 from flowerbed.hub import resolve
-from flowerbed.knee import default_budget
+from flowerbed.knee import default_budget, default_saturation
 from flowerbed.parent import EXIT_DEVICE_FAULT
 from flowerbed.rose.device import is_device_fault
 from flowerbed.rose.engine import Engine
@@ -40,7 +40,7 @@ def run(
     listen: str,
     metrics_listen: str | None,
     max_batch_tokens: int | None,
-    saturation_batch_tokens: int,
+    saturation_batch_tokens: int | None,
     max_batch_sequences: int,
     step_timeout_s: float,
     request_timeout_s: float,
@@ -60,7 +60,8 @@ def run(
         listen: `host:port` or `unix:path`.
         metrics_listen: `host:port` that serves nothing but the metrics, or None.
         max_batch_tokens: Budget of one step; None takes the device's knee.
-        saturation_batch_tokens: Budget of a step of bulk work while nobody waits for queries.
+        saturation_batch_tokens: Budget of a step of bulk work while nobody waits for queries; None
+            takes the device's.
         max_batch_sequences: Slots of one step.
         step_timeout_s: A longer step hangs, and the process ends.
         request_timeout_s: Deadline of callers that set none.
@@ -86,7 +87,7 @@ def run(
         metrics_listen=metrics_listen,
         token=token,
         max_batch_tokens=budget,
-        saturation_batch_tokens=saturation_batch_tokens,
+        saturation_batch_tokens=saturation_batch_tokens or default_saturation(info.device),
         max_batch_sequences=max_batch_sequences,
         step_timeout_s=step_timeout_s,
         request_timeout_s=request_timeout_s,

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from flowerbed import knee, measure
-from flowerbed.config import CPU_BATCH_TOKENS
+from flowerbed.config import CPU_BATCH_TOKENS, GPU_BATCH_TOKENS
 from flowerbed.knee import Conditions, Knee
 from flowerbed.measure import Point
 
@@ -26,6 +26,7 @@ def vars_of(found: Conditions) -> dict:
 
 def test_a_measured_knee_is_the_default_budget_under_the_same_conditions_only(monkeypatch):
     assert knee.default_budget("cpu", "a" * 16) == CPU_BATCH_TOKENS
+    assert knee.default_budget("cuda:0", "a" * 16) == GPU_BATCH_TOKENS
     knee.store(a_knee())
     assert knee.default_budget("cpu", "a" * 16) == 768
     assert knee.default_budget("cpu", "b" * 16) == CPU_BATCH_TOKENS

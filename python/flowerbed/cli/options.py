@@ -178,12 +178,13 @@ MaxBatchTokens = Annotated[
     ),
 ]
 SaturationBatchTokens = Annotated[
-    int,
+    int | None,
     typer.Option(
         envvar="FLOWERBED_SATURATION_BATCH_TOKENS",
         min=1,
         max=MAX_STEP_TOKENS,
         help="Budget of a step of bulk work while nobody waits for queries.",
+        show_default="the device's",
     ),
 ]
 MaxBatchSequences = Annotated[

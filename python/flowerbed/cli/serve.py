@@ -34,7 +34,7 @@ def serve(
         ),
     ] = None,
     max_batch_tokens: options.MaxBatchTokens = None,
-    saturation_batch_tokens: options.SaturationBatchTokens = config.CPU_SATURATION_BATCH_TOKENS,
+    saturation_batch_tokens: options.SaturationBatchTokens = None,
     max_batch_sequences: options.MaxBatchSequences = config.MAX_BATCH_SEQUENCES,
     step_timeout: options.StepTimeout = config.STEP_TIMEOUT_S,
     tokenizer_threads: options.TokenizerThreads = config.TOKENIZER_THREADS,

@@ -45,7 +45,7 @@ def worker(
     device: options.Device = config.DEFAULT_DEVICE,
     dtype: options.Dtype = config.DType.AUTO,
     max_batch_tokens: options.MaxBatchTokens = None,
-    saturation_batch_tokens: options.SaturationBatchTokens = config.CPU_SATURATION_BATCH_TOKENS,
+    saturation_batch_tokens: options.SaturationBatchTokens = None,
     max_batch_sequences: options.MaxBatchSequences = config.MAX_BATCH_SEQUENCES,
     step_timeout: options.StepTimeout = config.STEP_TIMEOUT_S,
     request_timeout: options.RequestTimeout = config.REQUEST_TIMEOUT_S,
