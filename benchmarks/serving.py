@@ -5,7 +5,7 @@ Saturation is found by a closed loop; then an open loop sends at shares of it, w
 tells its share of one core and how late it was itself.
 
 Rows are appended as JSON lines to benchmarks/results/cpu.jsonl, and printed as tables on stderr.
-`--quick` takes a fifth of the time. Other options go to `flowerbed serve`.
+`--quick` takes a fifth of the time, `--lanes` measures nothing but the lanes. Other options go to `flowerbed serve`.
 """
 
 from __future__ import annotations
@@ -204,7 +204,8 @@ def main() -> None:
     """Measures, appends, prints."""
     options = sys.argv[1:]
     scale = 0.2 if "--quick" in options else 1.0
-    options = [option for option in options if option != "--quick"]
+    only_lanes = "--lanes" in options
+    options = [option for option in options if option not in ("--quick", "--lanes")]
     at = options.index("--max-batch-tokens") + 1 if "--max-batch-tokens" in options else None
     budget = int(options[at]) if at else CPU_BATCH_TOKENS
     where = machine.describe() | {"load_before": round(os.getloadavg()[0], 2)}
@@ -217,17 +218,19 @@ def main() -> None:
         with serving(*options) as server:
             bench = Bench(server.address, server.process.pid, budget, scale, rows)
             run(server.address, [Stream("warm-up", queries, "callers=4", 3)])
-            bench.ladder("12-word query", queries, NUM_CALLERS, 20)
             bench.lanes(queries, documents)
+            if only_lanes:
+                return
+            bench.ladder("12-word query", queries, NUM_CALLERS, 20)
             parts(bench, "12-word query", queries[0])
             parts(bench, "512-text request", large[0])
             bench.ladder("512-text request", large, 2, 40)
     finally:
+        show(rows, Console(stderr=True, width=200))
         RESULTS.parent.mkdir(exist_ok=True)
         with RESULTS.open("a") as file:
             for row in rows:
                 file.write(json.dumps({"benchmark": "serving", **row, **where}) + "\n")
-    show(rows, Console(stderr=True, width=200))
 
 
 if __name__ == "__main__":

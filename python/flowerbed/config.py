@@ -21,9 +21,9 @@ METRICS_PORT = 9100
 REQUEST_TIMEOUT_S = 60.0
 DRAIN_TIMEOUT_S = 30.0
 """A full queue is 10 s of work, and Kubernetes kills after 30 s."""
-CPU_BATCH_TOKENS = 256
-"""Knee of a two-core CPU: larger steps are hardly more efficient (docs/measured-facts.md) and make
-what is behind them wait."""
+CPU_BATCH_TOKENS = 384
+"""Knee of a two-core CPU with real lengths: larger steps are hardly more efficient
+(docs/measured-facts.md) and make what is behind them wait."""
 CPU_SATURATION_BATCH_TOKENS = 512
 """Step of bulk work while nobody waits for queries; the first query after a pause waits for it."""
 GPU_BATCH_TOKENS = 2_048

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 
 _LINE = re.compile(
-    r"flowerbed(?P<part> gateway| worker)? is ready at (?P<address>\S+) \((?P<facts>.*)\)"
+    r"flowerbed(?P<part> gateway| worker)? (is ready|listens) at (?P<address>\S+) \((?P<facts>.*)\)"
 )
 
 _LOADED = re.compile(r"flowerbed worker has loaded (\d+) of (\d+) bytes")
@@ -20,7 +20,7 @@ _LOADED = re.compile(r"flowerbed worker has loaded (\d+) of (\d+) bytes")
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A process that listens."""
+    """A process that listens. A gateway may still be waiting for its workers."""
 
     part: str  # gateway, worker, or empty for the whole
     address: str  # http://host:port, host:port or unix:path
@@ -28,7 +28,8 @@ class Ready:
 
     def __str__(self) -> str:
         part = f" {self.part}" if self.part else ""
-        return f"flowerbed{part} is ready at {self.address} ({self.facts})"
+        state = "listens" if self.part == "gateway" else "is ready"
+        return f"flowerbed{part} {state} at {self.address} ({self.facts})"
 
 
 @dataclass(frozen=True, slots=True)
