@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import signal
 import sysconfig
 from collections.abc import Iterable
 from itertools import zip_longest
@@ -12,6 +13,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from flowerbed.hub import resolve
+
+# A server that inherits an ignored SIGHUP, as from nohup, keeps ignoring it; tests send it.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 TEXT_SOURCES = (
     "argparse",
