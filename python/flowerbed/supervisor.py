@@ -277,8 +277,10 @@ def _signals_to(events: SimpleQueue[Event]) -> Generator[None]:
     def put(signum: int, _frame: FrameType | None) -> None:
         events.put(Signalled(signum))
 
-    # What the parent chose to ignore, as nohup does with SIGHUP, stays ignored.
-    heard = [signum for signum in _SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
+    # nohup asks for SIGHUP to stay ignored. An ignored SIGINT is only how a shell starts what runs in
+    # its background.
+    is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    heard = [signum for signum in _SIGNALS if signum != signal.SIGHUP or not is_nohup]
     previous = {signum: signal.signal(signum, put) for signum in heard}
     try:
         yield
