@@ -19,11 +19,11 @@ def test_sequences_are_sorted_by_length_and_padded_at_the_end():
     inputs = prepare(PackedBatch.build([[1, 2, 3], [4], [5, 6, 7], [8]], ROW), CPU)
     assert inputs.ids.tolist() == [4, 8, 1, 2, 3, 5, 6, 7] + [0] * 8
     assert inputs.context.positions.tolist() == [0, 0, 0, 1, 2, 0, 1, 2] + [0] * 8
-    assert inputs.context.cu_seqlens.tolist() == [0, 1, 2, 5, 8]
-    assert [tuple(group) for group in inputs.context.groups] == [(0, 2, 1), (2, 2, 3)]
+    assert inputs.context.attention.cu_seqlens.tolist() == [0, 1, 2, 5, 8]
+    assert [tuple(group) for group in inputs.context.attention.groups] == [(0, 2, 1), (2, 2, 3)]
     assert inputs.segments.starts.tolist() == [2, 0, 5, 1]
     assert inputs.padding_tokens == 8
-    assert inputs.context.max_seqlen == 3
+    assert inputs.context.attention.max_seqlen == 3
 
 
 @pytest.mark.parametrize(

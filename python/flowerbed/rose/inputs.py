@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flowerbed.rose.kernels.attention import LengthGroup
+from flowerbed.rose.kernels.attention import AttentionPlan, Backend, LengthGroup
 from flowerbed.rose.kernels.pack import RowDtype
 from flowerbed.rose.kernels.pooling import SegmentTable
 
@@ -66,11 +66,9 @@ class Batch(Protocol):
 class ForwardContext:
     """Where each token stands, for the layers of one step."""
 
-    cu_seqlens: Tensor  # [num_sequences + 1] int32
-    positions: Tensor  # [num_tokens] int64, counted from each sequence's start; 0 for padding
-    token_types: Tensor | None  # [num_tokens] int64, 1 in a pair's second text; None: no pairs
-    groups: tuple[LengthGroup, ...]  # sequences by length, for attention
-    max_seqlen: int
+    positions: Tensor  # [num_tokens] integer, counted from each sequence's start; 0 for padding
+    token_types: Tensor | None  # [num_tokens] integer, 1 in a pair's second text; None: no pairs
+    attention: AttentionPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,11 +238,14 @@ def prepare(batch: Batch, device: torch.device) -> StepInputs:
     return StepInputs(
         ids=_tensor(sorted_ids, device),
         context=ForwardContext(
-            cu_seqlens=_tensor(np.concatenate(([0], sorted_ends)).astype(np.int32), device),
             positions=_tensor(np.pad(positions, (0, padding)), device),
             token_types=token_types,
-            groups=_groups(sorted_starts, sorted_lengths),
-            max_seqlen=int(sorted_lengths[-1]),
+            attention=AttentionPlan(
+                Backend.SDPA,
+                cu_seqlens=_tensor(np.concatenate(([0], sorted_ends)).astype(np.int32), device),
+                max_seqlen=int(sorted_lengths[-1]),
+                groups=_groups(sorted_starts, sorted_lengths),
+            ),
         ),
         segments=_segment_table(spans, shift, cu_seqlens, device),
         formats=_int32s(batch.row_formats()).reshape(-1, 5),

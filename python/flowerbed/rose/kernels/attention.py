@@ -1,15 +1,25 @@
 """Ragged self-attention: sequences packed end to end, none sees another.
 
-Knows no models. Called by `layers.attention`.
+Knows no models. Called by `layers.attention`; who makes a step chooses its `AttentionPlan`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+
+class Backend(StrEnum):
+    """Who computes attention."""
+
+    SDPA = "sdpa"  # torch's, one call for each group of equal lengths; any device and dtype
+    TORCH_FLASH = "torch-flash"  # torch's own ragged kernel; GPUs from sm_80 on, 16-bit
+    FLASH_ATTN_4 = "flash-attn-4"  # the extra cuda; GPUs from sm_90 on, 16-bit
 
 
 class LengthGroup(NamedTuple):
@@ -20,27 +30,80 @@ class LengthGroup(NamedTuple):
     seqlen: int  # tokens of each
 
 
-def attention(qkv: Tensor, groups: tuple[LengthGroup, ...]) -> Tensor:
-    """softmax(q k^T / sqrt(head_dim)) v for each sequence and head, in both directions.
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """Where the sequences of a step lie, in the form that its backend reads."""
+
+    backend: Backend
+    cu_seqlens: Tensor  # [num_slots + 1] int32; unused slots are empty and stand last
+    max_seqlen: int  # no sequence is longer; a bound that is too large is right and may be slower
+    groups: tuple[LengthGroup, ...] = ()  # of SDPA: cover the real tokens from the first on
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    plan: AttentionPlan,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+) -> Tensor:
+    """softmax(q k^T / sqrt(head_dim)) v for each sequence and head.
+
+    Query head h reads key and value head h // (num_heads / num_kv_heads).
 
     Args:
-        qkv: [num_tokens, 3, num_heads, head_dim], queries, keys and values.
-        groups: Cover the real tokens from the first on, without gaps; later ones are padding.
+        query: [num_tokens, num_heads, head_dim]; may be a view whose last axis is contiguous.
+        key: [num_tokens, num_kv_heads, head_dim].
+        value: [num_tokens, num_kv_heads, head_dim].
+        plan: Of this step. Tokens that belong to no sequence are padding.
+        causal: A token sees itself and what is before it, not what is after.
+        window: How far it sees to each side it sees at all, in tokens; None: all of it.
 
     Returns:
-        [num_tokens, num_heads * head_dim], dtype of qkv; rows of padding tokens are zero.
+        [num_tokens, num_heads * head_dim], dtype of query. Rows of padding tokens hold anything.
     """
-    num_tokens, _, num_heads, head_dim = qkv.shape
+    if plan.backend is Backend.SDPA:
+        return _grouped(query, key, value, plan.groups, causal, window)
+    # Imported only where it is used: flash-attn-4 takes seconds.
+    from flowerbed.rose.kernels.flash_attention import flash_attention
+
+    return flash_attention(query, key, value, plan, causal=causal, window=window)
+
+
+def _grouped(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    groups: tuple[LengthGroup, ...],
+    causal: bool,
+    window: int | None,
+) -> Tensor:
+    num_tokens, num_heads, head_dim = query.shape
+    shares_keys = key.shape[1] != num_heads
     parts: list[Tensor] = []
     end = 0
     for start, num_sequences, seqlen in groups:
         end = start + num_sequences * seqlen
-        heads = qkv[start:end].view(num_sequences, seqlen, 3, num_heads, head_dim)
-        query, key, value = heads.permute(
-            2, 0, 3, 1, 4
-        )  # each [sequences, heads, seqlen, head_dim]
-        mixed = functional.scaled_dot_product_attention(query, key, value)
+        q, k, v = (
+            rows[start:end].view(num_sequences, seqlen, rows.shape[1], head_dim).transpose(1, 2)
+            for rows in (query, key, value)
+        )
+        mask = None
+        if window is not None and window + 1 < seqlen:
+            mask = _window_mask(seqlen, window, causal, query.device)
+        mixed = functional.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=causal and mask is None, enable_gqa=shares_keys
+        )
         parts.append(mixed.transpose(1, 2).reshape(end - start, num_heads * head_dim))
     if end < num_tokens:
-        parts.append(qkv.new_zeros(num_tokens - end, num_heads * head_dim))
+        parts.append(query.new_zeros(num_tokens - end, num_heads * head_dim))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _window_mask(seqlen: int, window: int, causal: bool, device: torch.device) -> Tensor:
+    """[seqlen, seqlen] bool, true where a token (row) sees another (column)."""
+    place = torch.arange(seqlen, device=device)
+    ahead = place[None, :] - place[:, None]
+    return (ahead >= -window) & (ahead <= (0 if causal else window))

@@ -42,5 +42,5 @@ class SelfAttention:
 
     def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:
         """x: [num_tokens, hidden]; returns the same shape."""
-        qkv = self.qkv(x).view(x.shape[0], 3, self.num_heads, -1)
-        return self.output(attention(qkv, context.groups))
+        query, key, value = self.qkv(x).view(x.shape[0], 3, self.num_heads, -1).unbind(1)
+        return self.output(attention(query, key, value, context.attention))

@@ -1,0 +1,95 @@
+"""Ragged attention kernels of GPUs, which read the sequences' places on the device.
+
+So one CUDA graph serves any lengths. Knows no models. Called by `kernels.attention`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowerbed.rose.kernels.attention import AttentionPlan, Backend
+
+FLASH_DTYPES = (torch.bfloat16, torch.float16)
+MAX_HEAD_DIM = {Backend.TORCH_FLASH: 256, Backend.FLASH_ATTN_4: 128}
+MIN_CAPABILITY = {Backend.TORCH_FLASH: (8, 0), Backend.FLASH_ATTN_4: (9, 0)}
+
+
+def ragged_backends(device: torch.device, dtype: torch.dtype, head_dim: int) -> list[Backend]:
+    """Backends that can serve this device, number format and head size, the preferred one first."""
+    if device.type != "cuda" or dtype not in FLASH_DTYPES or head_dim % 8:
+        return []
+    capability = torch.cuda.get_device_capability(device)
+    fits = [
+        backend
+        for backend in (Backend.FLASH_ATTN_4, Backend.TORCH_FLASH)
+        if head_dim <= MAX_HEAD_DIM[backend] and capability >= MIN_CAPABILITY[backend]
+    ]
+    return [b for b in fits if b is not Backend.FLASH_ATTN_4 or flash_attn_4_version() is not None]
+
+
+@cache
+def flash_attn_4_version() -> str | None:
+    """Version of the installed flash-attn-4, or None."""
+    try:
+        return version("flash-attn-4")
+    except PackageNotFoundError:
+        return None
+
+
+def flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    plan: AttentionPlan,
+    *,
+    causal: bool,
+    window: int | None,
+) -> Tensor:
+    """`kernels.attention.attention` by a ragged kernel; same arguments and result."""
+    num_tokens = query.shape[0]
+    scale = query.shape[-1] ** -0.5
+    # Both name what is seen to the left and to the right; None: without end.
+    left, right = window, 0 if causal else window
+    if plan.backend is Backend.FLASH_ATTN_4:
+        mixed = _flash_attn_4()(
+            query,
+            key,
+            value,
+            cu_seqlens_q=plan.cu_seqlens,
+            cu_seqlens_k=plan.cu_seqlens,
+            max_seqlen_q=plan.max_seqlen,
+            max_seqlen_k=plan.max_seqlen,
+            softmax_scale=scale,
+            causal=causal and window is None,
+            window_size=(None, None) if window is None else (left, right),
+        )
+        mixed = mixed[0] if isinstance(mixed, tuple) else mixed
+    else:
+        mixed = torch.ops.aten._flash_attention_forward(
+            query,
+            key,
+            value,
+            plan.cu_seqlens,
+            plan.cu_seqlens,
+            plan.max_seqlen,
+            plan.max_seqlen,
+            0.0,  # no dropout
+            causal and window is None,
+            False,  # no debug mask
+            scale=scale,
+            window_size_left=left,
+            window_size_right=None if window is None else right,
+        )[0]
+    return mixed.reshape(num_tokens, -1)
+
+
+@cache
+def _flash_attn_4() -> Any:
+    from flash_attn.cute import flash_attn_varlen_func  # pyright: ignore
+
+    return flash_attn_varlen_func
