@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from flowerbed.config import TextSettings
 from flowerbed.errors import ModelError
@@ -34,6 +34,12 @@ LEGACY_POOLING_KEYS = {
 ACTIVATIONS = ("Tanh", "Identity", "ReLU", "GELU", "Sigmoid", "SiLU")
 MODULE_KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
 MAX_MODULES = 16
+Quantizer = Literal["tanh"]
+"""How a model that was trained for whole numbers makes them of its vectors."""
+QUANTIZERS: dict[str, Quantizer] = {"st_quantize.FlexibleQuantizer": "tanh"}
+"""Last modules whose code comes with the folder: it is never run, what it computes is known."""
+OWN_ENDS: dict[str, tuple[str, Quantizer]] = {"bidirectional_pplx_qwen3": ("mean", "tanh")}
+"""model_type -> pooling mode and quantizer that its own code applies, where no modules are listed."""
 DESCRIPTIVE_KEYS = frozenset(
     ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache", "architectures")
 )
@@ -81,6 +87,7 @@ class ModelFolder:
     normalize: bool  # the folder ends with a Normalize, which a request may turn off
     dimensions: int
     allowed_dimensions: tuple[int, ...]  # empty: 1 to dimensions
+    quantizer: Quantizer | None  # see `kernels.pack`
     text: TextSettings
     text_sha256: str
     tokenizer_file: Path
@@ -112,6 +119,8 @@ class ModelFolder:
             "modules": [[type(module).__name__, asdict(module)] for module in self.after_pooling],
             "normalize": self.normalize,
         }
+        if self.quantizer is not None:
+            moving["quantizer"] = self.quantizer
         return canonical_sha256(moving)[:16]
 
 
@@ -122,7 +131,7 @@ def read_folder(model: ResolvedModel, prompts: Mapping[str, str] | None = None) 
     must be given the same.
     """
     files = FolderFiles(model.path)
-    modules = _modules(files)
+    modules, quantizer = _modules(files)
     prefix = _prefix(modules[0])
     files.need(prefix + "config.json", "it says which architecture the weights are of")
     config = files.json_object(prefix + "config.json") or {}
@@ -130,7 +139,7 @@ def read_folder(model: ResolvedModel, prompts: Mapping[str, str] | None = None) 
         weight_files(files, prefix)
     tokenizer_file = _tokenizer_file(files, prefix)
     hidden = positive("config.json", config, "hidden_size")
-    pooling, pool_prompt = _pooling(files, _prefix(modules[1]), hidden)
+    pooling, pool_prompt = _pooling(files, _prefix(modules[1]), config)
     width = hidden * len(pooling)
     after_pooling: list[AfterPooling] = []
     for kind, path in modules[2:]:
@@ -146,7 +155,7 @@ def read_folder(model: ResolvedModel, prompts: Mapping[str, str] | None = None) 
     if truncate_to is not None:
         after_pooling.append(Truncate(truncate_to))
     normalize = False
-    while after_pooling and isinstance(after_pooling[-1], Normalize):
+    while quantizer is None and after_pooling and isinstance(after_pooling[-1], Normalize):
         normalize = True
         after_pooling.pop()
     text = read_text_settings(files, prefix, config, pool_prompt=pool_prompt)
@@ -163,6 +172,7 @@ def read_folder(model: ResolvedModel, prompts: Mapping[str, str] | None = None) 
         normalize=normalize,
         dimensions=truncate_to or width,
         allowed_dimensions=allowed,
+        quantizer=quantizer,
         text=text,
         text_sha256=canonical_sha256(asdict(text)),
         tokenizer_file=tokenizer_file,
@@ -197,23 +207,29 @@ def weight_files(files: FolderFiles, prefix: str) -> list[str]:
     return names
 
 
-def _modules(files: FolderFiles) -> list[tuple[str, str]]:
-    """Kind and folder of each module, in order: a Transformer, a Pooling, then any others."""
+def _modules(files: FolderFiles) -> tuple[list[tuple[str, str]], Quantizer | None]:
+    """Kind and folder of each module, in order: a Transformer, a Pooling, then others. And the quantizer."""
     listed = files.json("modules.json")
     if listed is None:
         return _modules_without_list(files)
     if not isinstance(listed, list) or not 0 < len(listed) <= MAX_MODULES:
         raise ModelError(f"modules.json should list 1 to {MAX_MODULES} modules")
     modules: list[tuple[str, str]] = []
+    quantizer = None
     for entry in listed:
         if not isinstance(entry, dict):
             raise ModelError(f"modules.json: a module should be an object, not {str(entry)[:80]!r}")
         kind = setting("modules.json", entry, "type", str, "")
+        if kind in QUANTIZERS and entry is listed[-1]:
+            _check_quantizer(entry)
+            quantizer = QUANTIZERS[kind]
+            continue
         name = kind.rpartition(".")[2]
         if not kind.startswith("sentence_transformers.") or name not in MODULE_KINDS:
             raise ModelError(
                 f"modules.json: module type {kind[:200]!r} is not supported: leaving it out would give "
-                f"other vectors; supported: {', '.join(MODULE_KINDS)} of sentence_transformers"
+                f"other vectors; supported: {', '.join(MODULE_KINDS)} of sentence_transformers, and "
+                f"as the last one {', '.join(QUANTIZERS)}"
             )
         if entry.get("kwargs"):
             raise ModelError(f"modules.json: kwargs of {name} are not supported; leave them out")
@@ -224,11 +240,22 @@ def _modules(files: FolderFiles) -> list[tuple[str, str]]:
             f"modules.json lists {', '.join(kinds)}; supported: Transformer, Pooling, then any number "
             "of Dense and Normalize"
         )
-    return modules
+    return modules, quantizer
 
 
-def _modules_without_list(files: FolderFiles) -> list[tuple[str, str]]:
-    if files.path("1_Pooling/config.json") is None:
+def _check_quantizer(entry: JsonObject) -> None:
+    """Its kwargs name what a caller of `encode` may choose, which our callers choose by format."""
+    if entry.get("kwargs") not in (None, [], {}, ["quantization"]):
+        raise ModelError(
+            f"modules.json: kwargs={str(entry['kwargs'])[:80]} of {entry['type']} are not supported; "
+            'supported: ["quantization"]'
+        )
+
+
+def _modules_without_list(files: FolderFiles) -> tuple[list[tuple[str, str]], Quantizer | None]:
+    model_type = (files.json_object("config.json") or {}).get("model_type")
+    _, quantizer = OWN_ENDS.get(str(model_type), ("", None))
+    if files.path("1_Pooling/config.json") is None and quantizer is None:
         raise ModelError(
             "the folder has neither modules.json nor 1_Pooling/config.json, so how tokens become one "
             "vector is not known and is not guessed: add modules.json with a Transformer and a Pooling "
@@ -240,7 +267,7 @@ def _modules_without_list(files: FolderFiles) -> list[tuple[str, str]]:
         raise ModelError(
             f"the folder has {', '.join(others)} but no modules.json that says in which order"
         )
-    return [("Transformer", ""), ("Pooling", "1_Pooling")]
+    return [("Transformer", ""), ("Pooling", "1_Pooling")], quantizer
 
 
 def _prefix(module: tuple[str, str]) -> str:
@@ -263,9 +290,12 @@ def _tokenizer_file(files: FolderFiles, prefix: str) -> Path:
     )
 
 
-def _pooling(files: FolderFiles, prefix: str, hidden: int) -> tuple[tuple[str, ...], bool]:
+def _pooling(files: FolderFiles, prefix: str, config: JsonObject) -> tuple[tuple[str, ...], bool]:
     """Modes of the pooling module, and whether the prompt's tokens are pooled too."""
     where = prefix + "config.json"
+    own_mode, _ = OWN_ENDS.get(str(config.get("model_type")), ("", None))
+    if own_mode and files.path(where) is None and files.path("modules.json") is None:
+        return (own_mode,), True
     files.need(where, "it says how tokens become one vector, which is not guessed")
     values = files.json_object(where) or {}
     if unknown := [
@@ -289,6 +319,7 @@ def _pooling(files: FolderFiles, prefix: str, hidden: int) -> tuple[tuple[str, .
             f"supported: {', '.join(POOLING_MODES)}, or a list of these"
         )
     key = "embedding_dimension" if "embedding_dimension" in values else "word_embedding_dimension"
+    hidden = positive("config.json", config, "hidden_size")
     if positive(where, values, key) != hidden:
         raise ModelError(f"{where}: {key}={values[key]}, but the model's hidden_size is {hidden}")
     return tuple(modes), setting(where, values, "include_prompt", bool, True)

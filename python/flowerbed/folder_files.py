@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
+from math import inf
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -107,6 +109,26 @@ def positive(where: str, values: JsonObject, name: str) -> int:
             f"{where}: {name} should be a whole number above 0, not {values.get(name)!r}"
         )
     return value
+
+
+def positive_number(where: str, values: JsonObject, name: str) -> float:
+    """`values[name]`, which must be there and be a finite number above zero."""
+    value = values.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
+        raise ModelError(f"{where}: {name} should be a number above 0, not {str(value)[:80]!r}")
+    return float(value)
+
+
+def check_supported(
+    where: str, values: JsonObject, supported: Mapping[str, tuple[object, ...]]
+) -> None:
+    """Refuses a setting whose value is none of those that can be honoured, null or absent."""
+    for name, choices in supported.items():
+        value = values.get(name)
+        if value is not None and value not in choices:
+            raise ModelError(
+                f"{where}: {name}={str(value)[:80]!r} is not supported; supported: {choices[0]!r}"
+            )
 
 
 def canonical_sha256(value: object) -> str:

@@ -41,6 +41,8 @@ SUPPORTED_TRANSFORMER_SETTINGS: dict[str, tuple[Any, ...]] = {
 
 POSITIONS_AFTER_PADDING = ("camembert", "roberta", "xlm-roberta")
 """model_types whose first token's position comes after the padding token's id."""
+TRAINED_TOKENS = {"bidirectional_pplx_qwen3": 32_768}
+"""model_type -> longest text that its makers allow, where the folder's files may allow more."""
 
 
 def positions_before_first(config: JsonObject) -> int:
@@ -111,6 +113,7 @@ def _max_length(transformer: JsonObject, tokenizer_config: JsonObject, config: J
     limits: list[Any] = [config.get("max_position_embeddings")]
     if before := positions_before_first(config):
         limits = [positive("config.json", config, "max_position_embeddings") - before]
+    limits.append(TRAINED_TOKENS.get(str(config.get("model_type"))))
     limits.append(
         tokenizer_config.get("model_max_length", tokenizer_config.get("max_len"))
         if own is None
