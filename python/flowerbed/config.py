@@ -29,7 +29,11 @@ CPU_SATURATION_BATCH_TOKENS = 512
 GPU_BATCH_TOKENS = 2_048
 """Knee of an H200 for a 0.6B model in bfloat16; `flowerbed doctor --measure` finds that of others."""
 GPU_SATURATION_BATCH_TOKENS = 16_384
+ONLINE_BATCH_TOKENS = 1_024
+"""Step of queries on a GPU's stream of their own, beside whatever runs on the other."""
 MAX_BATCH_SEQUENCES = 64
+GRAPH_MEMORY_MB = 4_096
+"""What the CUDA graphs of one stream may take; about 10 MB each for a model of 28 layers."""
 STEP_TIMEOUT_S = 30.0
 TOKENIZER_THREADS = 0
 """One a core."""
@@ -42,6 +46,23 @@ class DType(StrEnum):
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
+
+
+class GraphCapture(StrEnum):
+    """When the steps of a GPU become CUDA graphs."""
+
+    START = "start"  # all of them before the first request
+    LAZY = "lazy"  # each when a step of its size comes for the second time
+    OFF = "off"
+
+
+class Attention(StrEnum):
+    """What computes attention."""
+
+    AUTO = "auto"  # the best that the device, the number format and the model's heads allow
+    FLASH_ATTN_4 = "flash-attn-4"
+    TORCH_FLASH = "torch-flash"
+    SDPA = "sdpa"
 
 
 class LogFormat(StrEnum):

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from flowerbed import logs
-from flowerbed.cli import models
+from flowerbed.cli import bench, models
 from flowerbed.cli.doctor import doctor
 from flowerbed.cli.gateway import gateway
 from flowerbed.cli.serve import serve
@@ -31,6 +31,7 @@ app.command()(gateway)
 app.command()(worker)
 app.command()(doctor)
 app.add_typer(models.app)
+app.add_typer(bench.app)
 
 _PARTS = {
     "flowerbed._core": "build the Rust core: make build",

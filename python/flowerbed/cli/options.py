@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from flowerbed import devices
+from flowerbed import config, devices
 from flowerbed.config import DType, LogFormat, LogLevel
 from flowerbed.config_file import CONFIG_VARIABLE, read_config_file
 from flowerbed.errors import ConfigError
@@ -166,6 +166,27 @@ Device = Annotated[
 ]
 Dtype = Annotated[
     DType, typer.Option(envvar="FLOWERBED_DTYPE", help="Number format of the weights.")
+]
+Attention = Annotated[
+    config.Attention,
+    typer.Option(envvar="FLOWERBED_ATTENTION", help="What computes attention on a GPU."),
+]
+GraphCapture = Annotated[
+    config.GraphCapture,
+    typer.Option(
+        envvar="FLOWERBED_GRAPH_CAPTURE",
+        help="When steps of a GPU become CUDA graphs: all at start, each when its size comes again, never.",
+    ),
+]
+GraphMemory = Annotated[
+    int,
+    typer.Option(
+        "--graph-memory-mb",
+        envvar="FLOWERBED_GRAPH_MEMORY_MB",
+        min=1,
+        metavar="MB",
+        help="Device memory that the CUDA graphs of one stream may take.",
+    ),
 ]
 MaxBatchTokens = Annotated[
     int | None,

@@ -5,12 +5,18 @@ Knows no models. Called by `engine` and by `doctor`.
 
 from __future__ import annotations
 
+import logging
 import re
 
 import torch
 
-from flowerbed.config import DType
+from flowerbed.config import Attention, DType
 from flowerbed.errors import ConfigError, DeviceError
+from flowerbed.rose.kernels.attention import Backend
+from flowerbed.rose.kernels.backend import has_triton
+from flowerbed.rose.kernels.flash_attention import ragged_backends
+
+log = logging.getLogger(__name__)
 
 CPU_BFLOAT16_FEATURES = ("avx512_bf16", "amx_bf16")
 MIN_BFLOAT16_CAPABILITY = (8, 0)
@@ -72,6 +78,32 @@ def pick_dtype(dtype: DType, device: torch.device) -> DType:
     if dtype is DType.AUTO:
         return DType.BFLOAT16 if has_bfloat16 else DType.FLOAT32
     return dtype
+
+
+def pick_attention(
+    attention: Attention, device: torch.device, dtype: torch.dtype, head_dim: int
+) -> Backend:
+    """The backend that `attention` means for heads of this size; says so where it is not the best.
+
+    Raises:
+        ConfigError: It cannot serve this device, number format or model.
+    """
+    usable = ragged_backends(device, dtype, head_dim) if has_triton() else []
+    backends = [*usable, Backend.SDPA]
+    if attention is not Attention.AUTO:
+        if Backend(attention.value) not in backends:
+            raise ConfigError(
+                f"attention {attention} cannot serve {dtype} with heads of {head_dim} on {device}; "
+                f"these can: {', '.join(backends)}"
+            )
+        return Backend(attention.value)
+    if device.type == "cuda" and backends[0] is not Backend.FLASH_ATTN_4:
+        log.warning(
+            "attention by %s: flash-attn-4 is not there or cannot serve this GPU, number format or "
+            "head size; vectors are the same, steps are slower",
+            backends[0],
+        )
+    return backends[0]
 
 
 def is_device_fault(error: Exception) -> bool:

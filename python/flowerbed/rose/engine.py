@@ -6,28 +6,41 @@ from one thread at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Self
+from typing import Protocol, Self
 
 import torch
-from torch import Tensor
 
-from flowerbed.config import CPU_BATCH_TOKENS, DType, ModelInfo
+from flowerbed.config import CPU_BATCH_TOKENS, Attention, DType, GraphCapture, ModelInfo
 from flowerbed.errors import ModelError
 from flowerbed.folder import ModelFolder
-from flowerbed.rose.device import TORCH_DTYPES, pick_device, pick_dtype
-from flowerbed.rose.inputs import Batch, PackedBatch, RowFormat, prepare
-from flowerbed.rose.kernels.pack import STATUS_NOT_FINITE, pack_rows
-from flowerbed.rose.kernels.pooling import SegmentTable
-from flowerbed.rose.layers.pooled import EmbedHead, token_rows
+from flowerbed.rose.device import TORCH_DTYPES, pick_attention, pick_device, pick_dtype
+from flowerbed.rose.graphs import StepSizes
+from flowerbed.rose.grouped import GroupedRunner
+from flowerbed.rose.inputs import Batch, PackedBatch, RowFormat
+from flowerbed.rose.kernels.attention import Backend
+from flowerbed.rose.kernels.pack import STATUS_NOT_FINITE
+from flowerbed.rose.layers.pooled import EmbedHead, Head, token_rows
 from flowerbed.rose.lazy import LazyTensor
 from flowerbed.rose.models.registry import Encoder, encoder_class
 from flowerbed.rose.weights import Progress, Weights
 
-Head = Callable[[Tensor, SegmentTable], Tensor]
-"""Hidden states and segments to rows, [num_segments, width] float32."""
-
 WARM_UP_TOKENS = (1, 32, 64, 128, CPU_BATCH_TOKENS)
+
+
+class Runner(Protocol):
+    """Runs steps of one model on one device."""
+
+    attention: Backend
+    streams: tuple[str, ...]
+    steps_in_flight: int
+
+    def step(self, batch: Batch) -> LazyTensor:
+        """See `Engine.step`."""
+        ...
+
+    def capture(self, sizes: StepSizes, when: GraphCapture, memory_limit: int) -> None:
+        """See `Engine.capture`."""
+        ...
 
 
 class Engine:
@@ -38,6 +51,7 @@ class Engine:
         folder: ModelFolder,
         encoder: Encoder,
         heads: dict[str, Head],
+        runner: Runner,
         device: torch.device,
         dtype: DType,
     ) -> None:
@@ -45,8 +59,10 @@ class Engine:
         self.folder = folder
         self.device = device
         self.dtype = dtype
+        self.attention = runner.attention
         self._encoder = encoder
         self._heads = heads
+        self._runner = runner
 
     @classmethod
     def load(
@@ -55,6 +71,7 @@ class Engine:
         *,
         device: str = "auto",
         dtype: DType = DType.AUTO,
+        attention: Attention = Attention.AUTO,
         progress: Progress | None = None,
     ) -> Self:
         """Loads the weights and warms up.
@@ -63,11 +80,12 @@ class Engine:
             folder: From `read_folder`.
             device: auto, cpu, cuda or cuda:N.
             dtype: Number format of weights and activations.
+            attention: What computes attention.
             progress: Called with the bytes loaded so far and the bytes in all.
 
         Raises:
             ModelError: The folder asks for something unsupported, or its weights do not fit it.
-            ConfigError: The device cannot compute in `dtype`.
+            ConfigError: The device cannot compute in `dtype`, or not with that attention.
             DeviceError: The device is not there.
         """
         target = pick_device(device)
@@ -86,7 +104,9 @@ class Engine:
             encoder = make_encoder(folder.config, weights)
             weights.finish()
             heads: dict[str, Head] = {"embed": EmbedHead(folder, target), "tokens": token_rows}
-        engine = cls(folder, encoder, heads, target, chosen)
+            backend = pick_attention(attention, target, TORCH_DTYPES[chosen], encoder.head_dim)
+            runner = _runner(folder, encoder, heads, target, backend)
+        engine = cls(folder, encoder, heads, runner, target, chosen)
         engine.warm_up()
         return engine
 
@@ -96,7 +116,7 @@ class Engine:
         return ModelInfo(
             id=folder.id,
             revision=folder.revision,
-            space=folder.space(self.dtype),
+            space=self.space,
             tokenizer_sha256=folder.tokenizer_sha256,
             text_sha256=folder.text_sha256,
             max_length=folder.text.max_length,
@@ -112,6 +132,26 @@ class Engine:
             token_dimensions=folder.hidden_size,
         )
 
+    @property
+    def vocab_rows(self) -> int:
+        """Ids are below it."""
+        return self._encoder.vocab_rows
+
+    @property
+    def space(self) -> str:
+        """See `ModelFolder.space`. Hashes the weights, about 1 s a GB."""
+        return self.folder.space(self.dtype)
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """Queues of the device that run side by side: normal, and on a GPU online."""
+        return self._runner.streams
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Steps that may be enqueued on each stream before the first is done."""
+        return self._runner.steps_in_flight
+
     def step(self, batch: Batch) -> LazyTensor:
         """Runs one batch: [num_result_bytes + num_rows] uint8, as `kernels.pack.pack_rows` says.
 
@@ -120,18 +160,33 @@ class Engine:
         Raises:
             ModelError: The model has no such head.
             ValueError: The batch's parts do not fit each other.
-            IndexError: An id or a position has no row in its table (on a CPU).
+            IndexError: An id or a position has no row in its table.
         """
-        head = self._heads.get(batch.head)
-        if head is None:
+        if batch.head not in self._heads:
             names = ", ".join(self._heads)
             raise ModelError(f"this model has no head {batch.head!r}; it has {names}")
         with torch.inference_mode():
-            inputs = prepare(batch, self.device)
-            hidden = self._encoder(inputs.ids, inputs.context)
-            rows = head(hidden, inputs.segments)
-            packed = pack_rows(rows, inputs.formats, batch.num_result_bytes)
-            return LazyTensor.launch(packed, mode="eager", padding_tokens=inputs.padding_tokens)
+            return self._runner.step(batch)
+
+    def capture(
+        self,
+        *,
+        online_tokens: int,
+        normal_tokens: int,
+        when: GraphCapture = GraphCapture.START,
+        memory_limit: int,
+    ) -> None:
+        """Reserves memory by the largest steps and captures CUDA graphs; on a CPU it does nothing.
+
+        Args:
+            online_tokens: Largest step of the stream online; longer ones run without a graph.
+            normal_tokens: Largest step of the stream normal.
+            when: At start, when a size comes again, or never.
+            memory_limit: Bytes for the graphs of each stream.
+        """
+        sizes = StepSizes(online_tokens, normal_tokens, max_row_bytes=4 * self.folder.dimensions)
+        with torch.inference_mode():
+            self._runner.capture(sizes, when, memory_limit)
 
     def warm_up(self) -> None:
         """Runs steps of typical sizes, so that the first requests find kernels built and memory there.
@@ -151,3 +206,21 @@ class Engine:
                     f"{self.folder.id} in {self.dtype} gives a vector that is {what} for a plain "
                     "input: its weights are damaged, or need another --dtype"
                 )
+
+
+def _runner(
+    folder: ModelFolder,
+    encoder: Encoder,
+    heads: dict[str, Head],
+    device: torch.device,
+    backend: Backend,
+) -> Runner:
+    if backend is Backend.SDPA:
+        return GroupedRunner(encoder, heads, device, folder.quantizer)
+    # Imported only for GPUs: Triton takes a second.
+    from flowerbed.rose.cuda import CudaDevice
+    from flowerbed.rose.forward import RaggedModel
+    from flowerbed.rose.ragged import RaggedRunner
+
+    model = RaggedModel(encoder, heads, backend, folder.text.max_length, folder.quantizer)
+    return RaggedRunner(model, CudaDevice(device))

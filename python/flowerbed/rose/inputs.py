@@ -37,6 +37,36 @@ class Batch(Protocol):
         ...
 
     @property
+    def stream(self) -> str:
+        """Where it runs: online or normal."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all sequences."""
+        ...
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences, empty ones included."""
+        ...
+
+    @property
+    def num_segments(self) -> int:
+        """Spans of tokens that are pooled to a row."""
+        ...
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the result: one for each segment and each format asked of it."""
+        ...
+
+    @property
+    def max_seqlen(self) -> int:
+        """Tokens of the longest sequence."""
+        ...
+
+    @property
     def num_result_bytes(self) -> int:
         """Bytes of all packed rows, statuses excluded."""
         ...
@@ -165,9 +195,19 @@ class PackedBatch:
         return len(self.offsets) - 1
 
     @property
+    def num_segments(self) -> int:
+        """Spans of tokens that are pooled to a row."""
+        return len(self.spans)
+
+    @property
     def num_rows(self) -> int:
         """Rows of the result."""
         return len(self.formats)
+
+    @property
+    def max_seqlen(self) -> int:
+        """Tokens of the longest sequence."""
+        return int(np.diff(self.offsets).max(initial=0))
 
     def ids(self) -> bytearray:
         """[num_tokens]."""

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from flowerbed.folder import Dense, ModelFolder, Normalize
 from flowerbed.rose.kernels.norm import normalize_rows
-from flowerbed.rose.kernels.pooling import SegmentTable, pool
+from flowerbed.rose.kernels.pooling import SegmentTable, pool, pool_segments
 from flowerbed.rose.layers.linear import Linear
 from flowerbed.rose.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSpans:
+    """Which tokens make which row, on a device that reads it there. Unused rows are empty."""
+
+    table: Tensor  # [num_rows, 2] int32, first token and the one after the last
+    sequence_starts: Tensor  # [num_rows] int32, first token of the sequence around it
+
+
+Segments = SegmentTable | SegmentSpans
+Head = Callable[[Tensor, Segments], Tensor]
+"""Hidden states and segments to rows, [num_segments, width] float32."""
 
 
 class EmbedHead:
@@ -33,15 +47,18 @@ class EmbedHead:
             else:
                 self.steps.append(_leading(module.dimensions))
 
-    def __call__(self, hidden: Tensor, segments: SegmentTable) -> Tensor:
+    def __call__(self, hidden: Tensor, segments: Segments) -> Tensor:
         """hidden: [num_tokens, hidden]; returns [num_segments, dimensions] float32."""
-        rows = pool(hidden, segments, self.modes)
+        if isinstance(segments, SegmentTable):
+            rows = pool(hidden, segments, self.modes)
+        else:
+            rows = pool_segments(hidden, segments.table, segments.sequence_starts, self.modes)
         for step in self.steps:
             rows = step(rows)
         return rows
 
 
-def token_rows(hidden: Tensor, segments: SegmentTable) -> Tensor:
+def token_rows(hidden: Tensor, segments: Segments) -> Tensor:
     """Hidden states of segments of one token each, as they are.
 
     Args:
@@ -51,7 +68,8 @@ def token_rows(hidden: Tensor, segments: SegmentTable) -> Tensor:
     Returns:
         [num_segments, hidden] float32.
     """
-    return hidden.index_select(0, segments.starts).float()
+    starts = segments.starts if isinstance(segments, SegmentTable) else segments.table[:, 0]
+    return hidden.index_select(0, starts).float()
 
 
 def _dense(folder: ModelFolder, dense: Dense, device: torch.device) -> Linear:

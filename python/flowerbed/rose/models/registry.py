@@ -13,19 +13,25 @@ from flowerbed.rose.inputs import ForwardContext
 from flowerbed.rose.weights import Weights
 
 _ROBERTA = ("flowerbed.rose.models.roberta", "Roberta")
+_QWEN3 = ("flowerbed.rose.models.qwen3", "Qwen3")
 ARCHITECTURES = {
     "bert": ("flowerbed.rose.models.bert", "Bert"),
+    "bidirectional_pplx_qwen3": _QWEN3,
     "camembert": _ROBERTA,
+    "qwen3": _QWEN3,
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
 }
 """model_type -> module and class."""
+KNOWN_WITHOUT_CODE = ("bidirectional_pplx_qwen3",)
+"""model_types that transformers itself lacks: their folders bring code, which need not be run."""
 
 
 class Encoder(Protocol):
     """What every architecture is to the engine."""
 
     vocab_rows: int
+    head_dim: int
     attention_scale: float  # L*, tokens: dense FLOPs a token / (4 * heads * head_dim * layers)
 
     def __call__(self, ids: Tensor, context: ForwardContext) -> Tensor:
@@ -49,7 +55,7 @@ def encoder_class(config: JsonObject) -> EncoderClass:
             f"config.json: model_type {str(model_type)[:80]!r} is not supported; "
             f"supported: {', '.join(sorted(ARCHITECTURES))}"
         )
-    if config.get("auto_map"):
+    if config.get("auto_map") and model_type not in KNOWN_WITHOUT_CODE:
         raise ModelError(
             "config.json: auto_map asks for the folder's own code, which is never run; "
             "supported: models of transformers itself, without auto_map"

@@ -1,0 +1,112 @@
+"""`flowerbed bench`: how fast a model runs on this machine, with how exact its vectors are beside it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from importlib import metadata
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flowerbed import config, logs
+from flowerbed.cli import options
+from flowerbed.cli.progress import Fetching, Loading
+
+if TYPE_CHECKING:  # loads torch
+    from flowerbed.bench import Row
+    from flowerbed.rose.engine import Engine
+
+app = typer.Typer(name="bench", help="Measure this machine.", no_args_is_help=True)
+
+
+@app.command()
+def engine(
+    model: options.Model = None,
+    revision: options.Revision = None,
+    device: options.Device = config.DEFAULT_DEVICE,
+    dtype: options.Dtype = config.DType.AUTO,
+    attention: options.Attention = config.Attention.AUTO,
+    graph_capture: options.GraphCapture = config.GraphCapture.START,
+    budgets: Annotated[
+        list[int] | None,
+        typer.Option("--budget", min=1, help="Tokens of a step; repeat it for each."),
+    ] = None,
+    is_reference: Annotated[
+        bool, typer.Option("--reference/--no-reference", help="Compare with float32.")
+    ] = True,
+    max_batch_sequences: options.MaxBatchSequences = config.MAX_BATCH_SEQUENCES,
+    label: Annotated[str, typer.Option(help="Name of the row's commit.")] = "",
+) -> None:
+    """Time whole steps of a model, from ids in host memory to vectors in host memory.
+
+    Prints one JSON object a line: latency of one request, of 5, 25 and 50 texts to score, and
+    throughput at fixed lengths and at a real mix (seq_len 0); each with the worst cosine to float32.
+    """
+    from flowerbed import bench, devices, hub, knee
+    from flowerbed.folder import read_folder
+    from flowerbed.rose.engine import Engine
+
+    logs.setup(config.LogFormat.TEXT)
+    first = devices.expand(device)[0]
+    with Fetching(model, config.LogFormat.TEXT) as fetching:
+        folder = read_folder(hub.resolve(model, revision=revision, progress=fetching.advance))
+    with Loading(folder.id, config.LogFormat.TEXT) as loading:
+        measured = Engine.load(
+            folder, device=first, dtype=dtype, attention=attention, progress=loading.advance
+        )
+    chosen = budgets or sorted(
+        {knee.default_budget(first, measured.space), knee.default_saturation(first)}
+    )
+    measured.capture(
+        online_tokens=config.ONLINE_BATCH_TOKENS,
+        normal_tokens=max(chosen),
+        when=graph_capture,
+        memory_limit=config.GRAPH_MEMORY_MB << 20,
+    )
+    cosine = _cosine(measured, first, max(chosen)) if is_reference else None
+    shared = _conditions(measured, first, label) | {"min_cosine": cosine}
+    for budget in chosen:
+        rows = bench.latency(measured, bench.LATENCY_SHAPES, budget, "latency")
+        rows += bench.latency(measured, bench.SCORING_SHAPES, budget, "scoring")
+        lengths = [n for n in bench.THROUGHPUT_LENGTHS if n <= folder.text.max_length]
+        rows += bench.throughput(measured, [*lengths, 0], budget, max_batch_sequences)
+        for row in rows:
+            _print(row, shared)
+
+
+def _cosine(measured: Engine, device: str, budget: int) -> float:
+    from flowerbed import bench
+    from flowerbed.rose.engine import Engine
+
+    reference = Engine.load(measured.folder, device=device, dtype=config.DType.FLOAT32)
+    longest = min(measured.folder.text.max_length, 2_048)
+    lengths = [1, 2, 7, longest, *bench.mixed_lengths(60, longest)]
+    return round(bench.min_cosine(measured, reference, lengths, budget), 6)
+
+
+def _conditions(measured: Engine, device: str, label: str) -> dict[str, Any]:
+    from flowerbed import knee
+
+    return {
+        "system": "flowerbed",
+        "version": metadata.version("flowerbed"),
+        "torch": metadata.version("torch"),
+        "device": knee.device_name(device),
+        "model": measured.folder.id,
+        "dtype": str(measured.dtype),
+        "attention": measured.attention,
+        "commit": label,
+    }
+
+
+def _print(row: Row, shared: dict[str, Any]) -> None:
+    values = {k: round(v, 3) if isinstance(v, float) else v for k, v in asdict(row).items()}
+    print(json.dumps(values | shared), flush=True)
+    print(
+        f"{row.suite:>11} {row.num_seqs:>4}x{row.seq_len or 'mix':<5} budget {row.batch_tokens:>6} "
+        f"p50 {row.p50_ms:9.3f} p99 {row.p99_ms:9.3f} ms {row.emb_per_s:10,.0f} emb/s "
+        f"{row.tok_per_s:12,.0f} tok/s {row.mode}",
+        file=sys.stderr,
+    )

@@ -1,0 +1,56 @@
+"""One step of a model from staged inputs to packed rows, all on the device. Called by `lane`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from flowerbed.rose.inputs import Batch, ForwardContext
+from flowerbed.rose.kernels.attention import AttentionPlan, Backend
+from flowerbed.rose.kernels.pack import Quantizer, pack_rows_into
+from flowerbed.rose.kernels.positions import token_places
+from flowerbed.rose.layers.pooled import Head, SegmentSpans
+from flowerbed.rose.models.registry import Encoder
+from flowerbed.rose.staging import StagedInputs
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedModel:
+    """What a step computes."""
+
+    encoder: Encoder
+    heads: Mapping[str, Head]
+    backend: Backend  # of attention, one that reads `cu_seqlens` on the device
+    max_seqlen: int  # tokens of the longest sequence that the model can take
+    quantizer: Quantizer | None  # see `kernels.pack`
+
+    def forward(self, inputs: StagedInputs, head: str, max_seqlen: int, result: Tensor) -> None:
+        """One step from staged inputs to packed rows, enqueued on the current stream.
+
+        Args:
+            inputs: On the device.
+            head: What to compute.
+            max_seqlen: No sequence is longer.
+            result: [num_bytes] uint8, where rows and statuses go.
+        """
+        num_tokens = inputs.ids.shape[0]
+        positions, token_types = token_places(inputs.cu_seqlens, inputs.pair_starts, num_tokens)
+        plan = AttentionPlan(self.backend, inputs.cu_seqlens, max_seqlen)
+        hidden = self.encoder(inputs.ids, ForwardContext(positions, token_types, plan))
+        spans = SegmentSpans(inputs.segments, inputs.sequence_starts)
+        rows = self.heads[head](hidden, spans)
+        pack_rows_into(rows, inputs.formats, inputs.status_offset, result, self.quantizer)
+
+    def check(self, batch: Batch) -> None:
+        """What the Rust core has checked already, for batches made in this process."""
+        if hasattr(batch, "pack_into"):
+            return
+        ids = np.frombuffer(batch.ids(), np.int32)
+        num_rows = self.encoder.vocab_rows
+        if len(ids) and (ids.min() < 0 or ids.max() >= num_rows):
+            raise IndexError(f"an id is not in 0..{num_rows - 1}")
+        if batch.max_seqlen > self.max_seqlen:
+            raise IndexError(f"a sequence is longer than the model's {self.max_seqlen} tokens")

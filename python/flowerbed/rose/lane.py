@@ -1,0 +1,240 @@
+"""One stream of a device: its buffers, its graphs, its steps in flight. Called by `ragged`.
+
+A step is one copy in, one graph or eager pass, one copy out, and an event; nothing waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from flowerbed.config import GraphCapture
+from flowerbed.rose.forward import RaggedModel
+from flowerbed.rose.graphs import (
+    SLOT_CLASSES,
+    Graph,
+    GraphCache,
+    GraphKey,
+    Grid,
+    token_buckets,
+)
+from flowerbed.rose.inputs import Batch, Int32s
+from flowerbed.rose.kernels.attention import Backend
+from flowerbed.rose.lazy import Event, LazyTensor
+from flowerbed.rose.staging import StagedInputs, StagingLayout
+
+GRAPH_HEAD = "embed"
+"""Steps of other heads have a row a token, and run without a graph."""
+STEPS_IN_FLIGHT = 2
+"""One runs, one is enqueued behind it."""
+
+
+class Device(Protocol):
+    """What a runner needs of a device; see `cuda.CudaDevice`."""
+
+    device: torch.device
+    index: int
+
+    def stream(self, *, is_urgent: bool) -> Any:
+        """A queue of work."""
+        ...
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """What is enqueued inside goes to `stream`."""
+        ...
+
+    def host_buffer(self, size: int, dtype: torch.dtype) -> Tensor:
+        """[size], page-locked."""
+        ...
+
+    def event(self, stream: Any) -> Event:
+        """An event at the end of what `stream` holds."""
+        ...
+
+    def synchronize(self) -> None:
+        """Waits for all streams."""
+        ...
+
+    def pool(self) -> Any:
+        """Memory that graphs share."""
+        ...
+
+    def capture(self, stream: Any, pool: Any, run: Callable[[], None]) -> Graph:
+        """Captures what `run()` enqueues on `stream`."""
+        ...
+
+
+@dataclass(slots=True)
+class Slot:
+    """Host memory of one step in flight."""
+
+    words: Tensor  # [num_words] int32
+    array: Int32s  # the same memory
+    result: Tensor  # [num_bytes] uint8
+    event: Event | None = None  # after the step that used it last
+
+
+class Lane:
+    """One stream with its own buffers and graphs."""
+
+    def __init__(self, model: RaggedModel, device: Device, *, is_urgent: bool) -> None:
+        self._device = device
+        self._model = model
+        self._stream = device.stream(is_urgent=is_urgent)
+        self._pool = device.pool()
+        self._slots: list[Slot] = []
+        self._words = 0
+        self._bytes = 0
+        self._inputs = torch.empty(0, dtype=torch.int32, device=device.device)
+        self._result = torch.empty(0, dtype=torch.uint8, device=device.device)
+        self._layouts: dict[GraphKey, tuple[StagingLayout, StagedInputs]] = {}
+        self._graphs: GraphCache | None = None
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs captured."""
+        return len(self._graphs) if self._graphs is not None else 0
+
+    @property
+    def graph_bytes(self) -> int:
+        """What they take of the device's memory."""
+        return self._graphs.num_bytes if self._graphs is not None else 0
+
+    def counts(self) -> dict[str, int]:
+        """Steps by mode."""
+        return dict(self._graphs.counts) if self._graphs is not None else {}
+
+    def step(self, batch: Batch) -> LazyTensor:
+        """See `Engine.step`."""
+        self._model.check(batch)
+        graphs = self._graphs
+        wanted = None
+        if graphs is not None and batch.head == GRAPH_HEAD:
+            num_slots = max(batch.num_sequences, batch.num_rows)
+            wanted = graphs.key(batch.num_tokens, num_slots, batch.max_seqlen)
+        if graphs is None or wanted is None:
+            if graphs is not None:
+                graphs.count_eager()
+            return self._run_once(batch)
+        with self._device.on(self._stream):
+            key, graph, mode = graphs.choose(wanted)
+            layout, inputs = self._layout(key)
+            slot = self._fill(batch, layout)
+            num_words, num_bytes = layout.num_words, batch.num_result_bytes + batch.num_rows
+            self._inputs[:num_words].copy_(slot.words[:num_words], non_blocking=True)
+            if graph is None:
+                self._model.forward(inputs, batch.head, key.max_seqlen, self._result)
+            else:
+                graph.replay()
+            return self._take(
+                slot, self._result, num_bytes, mode, key.num_tokens - batch.num_tokens
+            )
+
+    def capture(
+        self, max_tokens: int, max_row_bytes: int, when: GraphCapture, memory_limit: int
+    ) -> None:
+        """Allocates buffers for steps of up to `max_tokens` and captures their graphs."""
+        buckets = token_buckets(max_tokens)
+        max_slots = SLOT_CLASSES[-1]
+        self._words = StagingLayout(buckets[-1], max_slots, max_slots).num_words
+        self._bytes = max_slots * (max_row_bytes + 1)
+        device = self._device.device
+        self._inputs = torch.zeros(self._words, dtype=torch.int32, device=device)
+        self._result = torch.empty(self._bytes, dtype=torch.uint8, device=device)
+        self._slots = [self._new_slot() for _ in range(STEPS_IN_FLIGHT)]
+        is_tight = self._model.backend is not Backend.FLASH_ATTN_4
+        self._graphs = GraphCache(
+            Grid(buckets, SLOT_CLASSES, self._model.max_seqlen, is_bound_tight=is_tight),
+            when=GraphCapture.LAZY if is_tight and when is GraphCapture.START else when,
+            memory_limit=memory_limit,
+            capture=self._capture_key,
+        )
+        # The largest step, so that its memory is there before requests come.
+        largest = GraphKey(buckets[-1], SLOT_CLASSES[-1], min(self._model.max_seqlen, buckets[-1]))
+        with self._device.on(self._stream):
+            self._run_padding(largest)
+        self._device.synchronize()
+        self._graphs.capture_all()
+        self._device.synchronize()
+
+    def _capture_key(self, key: GraphKey) -> Graph:
+        _, inputs = self._layout(key)
+        with self._device.on(self._stream):
+            self._run_padding(key)  # builds the kernels that it needs
+        return self._device.capture(
+            self._stream,
+            self._pool,
+            lambda: self._model.forward(inputs, GRAPH_HEAD, key.max_seqlen, self._result),
+        )
+
+    def _run_padding(self, key: GraphKey) -> None:
+        """A step of one sequence that fills all tokens; its rows are not written."""
+        layout, inputs = self._layout(key)
+        self._inputs[: layout.num_words].zero_()
+        inputs.cu_seqlens[1:].fill_(min(key.num_tokens, key.max_seqlen))
+        self._model.forward(inputs, GRAPH_HEAD, key.max_seqlen, self._result)
+
+    def _layout(self, key: GraphKey) -> tuple[StagingLayout, StagedInputs]:
+        found = self._layouts.get(key)
+        if found is None:
+            layout = StagingLayout(key.num_tokens, key.num_slots, key.num_slots)
+            found = self._layouts[key] = layout, layout.views(self._inputs)
+        return found
+
+    def _run_once(self, batch: Batch) -> LazyTensor:
+        """A step that no graph holds, in memory of its own."""
+        layout = StagingLayout.around(batch)
+        num_bytes = batch.num_result_bytes + batch.num_rows
+        words = self._device.host_buffer(layout.num_words, torch.int32)
+        slot = Slot(words, words.numpy(), self._device.host_buffer(num_bytes, torch.uint8))
+        layout.pack(batch, slot.array)
+        device = self._device.device
+        with self._device.on(self._stream):
+            inputs = layout.views(words.to(device, non_blocking=True))
+            result = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+            bound = min(self._model.max_seqlen, layout.num_tokens)
+            self._model.forward(inputs, batch.head, bound, result)
+            padding = layout.num_tokens - batch.num_tokens
+            return self._take(slot, result, num_bytes, "eager", padding, is_reused=False)
+
+    def _fill(self, batch: Batch, layout: StagingLayout) -> Slot:
+        slot = self._slots.pop() if self._slots else self._new_slot()
+        if slot.event is not None:
+            slot.event.synchronize()  # of a result that nobody waited for
+        try:
+            layout.pack(batch, slot.array)
+        except ValueError:
+            self._slots.append(slot)
+            raise
+        return slot
+
+    def _take(
+        self,
+        slot: Slot,
+        result: Tensor,
+        num_bytes: int,
+        mode: str,
+        padding_tokens: int,
+        *,
+        is_reused: bool = True,
+    ) -> LazyTensor:
+        host = slot.result[:num_bytes]
+        host.copy_(result[:num_bytes], non_blocking=True)
+        slot.event = self._device.event(self._stream)
+        return LazyTensor(
+            host,
+            mode=mode,
+            padding_tokens=padding_tokens,
+            event=slot.event,
+            device_index=self._device.index,
+            release=(lambda: self._slots.append(slot)) if is_reused else None,
+        )
+
+    def _new_slot(self) -> Slot:
+        words = self._device.host_buffer(self._words, torch.int32)
+        return Slot(words, words.numpy(), self._device.host_buffer(self._bytes, torch.uint8))

@@ -1,0 +1,154 @@
+"""A batch as one buffer of int32, so that one copy brings it to the device.
+
+Its layout depends on padded sizes alone, not on lengths: a CUDA graph that reads it serves every batch
+that fits them. Called by `ragged`. The Rust core's batches write themselves (`pack_into` of
+`flowerbed._core`); this file does it for batches made in this process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import numpy as np
+from torch import Tensor
+
+from flowerbed.rose.inputs import Batch, Int32s
+
+HEADER_WORDS = 4
+"""Status offset, number of real tokens, two zeros."""
+NO_PAIR = 2**31 - 1
+"""Start of the second text where there is none."""
+TOKEN_MULTIPLE, SLOT_MULTIPLE = 64, 16
+
+
+class PackingBatch(Batch, Protocol):
+    """A batch that writes itself: the Rust core's."""
+
+    def pack_into(
+        self, buffer: Int32s, num_tokens_padded: int, num_slots: int, num_rows_padded: int
+    ) -> None:
+        """Fills `buffer` as `StagingLayout` says."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StagedInputs:
+    """Views of a staged batch on the device, all int32."""
+
+    status_offset: Tensor  # [1], where the rows' statuses stand in the result
+    cu_seqlens: Tensor  # [num_slots + 1]; unused slots are empty and stand last
+    pair_starts: Tensor  # [num_slots], from the sequence's start; NO_PAIR: one text
+    segments: Tensor  # [num_rows, 2], first token and the one after the last; unused: empty
+    sequence_starts: Tensor  # [num_rows], first token of the sequence that holds the segment
+    formats: Tensor  # [num_rows, 5], see `kernels.pack`; unused rows have no dimensions
+    ids: Tensor  # [num_tokens], padding: 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StagingLayout:
+    """Padded sizes of a step, and where each table stands in its buffer."""
+
+    num_tokens: int
+    num_slots: int
+    num_rows: int
+
+    @classmethod
+    def around(cls, batch: Batch) -> Self:
+        """The smallest layout of round sizes that holds a batch."""
+        rows = max(batch.num_rows, batch.num_segments)
+        return cls(
+            _round_up(batch.num_tokens, TOKEN_MULTIPLE),
+            _round_up(batch.num_sequences, SLOT_MULTIPLE),
+            _round_up(rows, SLOT_MULTIPLE),
+        )
+
+    @property
+    def num_words(self) -> int:
+        """Size of the buffer, in int32."""
+        return self._ends()[-1]
+
+    def views(self, buffer: Tensor) -> StagedInputs:
+        """The tables in `buffer`, [at least num_words] int32."""
+        cu_seqlens, pairs, segments, starts, formats, ids = (
+            buffer[start:end]
+            for start, end in zip((HEADER_WORDS, *self._ends()), self._ends(), strict=False)
+        )
+        return StagedInputs(
+            status_offset=buffer[:1],
+            cu_seqlens=cu_seqlens,
+            pair_starts=pairs,
+            segments=segments.view(self.num_rows, 2),
+            sequence_starts=starts,
+            formats=formats.view(self.num_rows, 5),
+            ids=ids,
+        )
+
+    def pack(self, batch: Batch, words: Int32s) -> None:
+        """Writes a batch into `words`, [at least num_words].
+
+        Raises:
+            ValueError: The batch's parts do not fit each other, or not this layout.
+        """
+        pack_into = getattr(batch, "pack_into", None)
+        if pack_into is not None:
+            pack_into(words, self.num_tokens, self.num_slots, self.num_rows)
+            return
+        ids, cu_seqlens, spans, formats = _checked(batch)
+        num_tokens, num_slots = len(ids), len(cu_seqlens) - 1
+        if (
+            num_tokens > self.num_tokens
+            or num_slots > self.num_slots
+            or max(len(formats), len(spans)) > self.num_rows
+        ):
+            raise ValueError("the batch is larger than the step it was put into")
+        words[: self.num_words] = 0
+        words[0], words[1] = batch.num_result_bytes, num_tokens
+        at_cu, at_pairs, at_segments, at_starts, at_formats, at_ids = (
+            HEADER_WORDS,
+            *self._ends()[:-1],
+        )
+        words[at_cu:at_pairs] = num_tokens
+        words[at_cu : at_cu + num_slots + 1] = cu_seqlens
+        words[at_pairs:at_segments] = NO_PAIR
+        if (pair_starts := batch.pair_starts()) is not None:
+            starts = np.frombuffer(pair_starts, np.int32)
+            lengths = np.diff(cu_seqlens)
+            words[at_pairs : at_pairs + num_slots] = np.where(starts >= lengths, NO_PAIR, starts)
+        words[at_segments : at_segments + spans.size] = spans.ravel()
+        sequence = np.searchsorted(cu_seqlens, spans[:, 0], side="right") - 1
+        words[at_starts : at_starts + len(spans)] = cu_seqlens[np.minimum(sequence, num_slots)]
+        words[at_formats : at_formats + formats.size] = formats.ravel()
+        words[at_ids : at_ids + num_tokens] = ids
+
+    def _ends(self) -> tuple[int, ...]:
+        cu_seqlens = HEADER_WORDS + self.num_slots + 1
+        pairs = cu_seqlens + self.num_slots
+        segments = pairs + 2 * self.num_rows
+        starts = segments + self.num_rows
+        formats = starts + 5 * self.num_rows
+        return cu_seqlens, pairs, segments, starts, formats, formats + self.num_tokens
+
+
+def _checked(batch: Batch) -> tuple[Int32s, Int32s, Int32s, Int32s]:
+    ids = np.frombuffer(batch.ids(), np.int32)
+    cu_seqlens = np.frombuffer(batch.cu_seqlens(), np.int32)
+    spans = np.frombuffer(batch.segments(), np.int32).reshape(-1, 2)
+    if (
+        len(ids) == 0
+        or cu_seqlens[0] != 0
+        or cu_seqlens[-1] != len(ids)
+        or np.diff(cu_seqlens).min() < 0
+    ):
+        raise ValueError("cu_seqlens do not divide the batch's tokens into sequences")
+    if len(spans) and (
+        spans.min() < 0 or spans.max() > len(ids) or (spans[:, 1] < spans[:, 0]).any()
+    ):
+        raise ValueError("a segment lies outside the batch's tokens")
+    if batch.head == "tokens" and (np.diff(spans) != 1).any():
+        raise ValueError("a segment of the head tokens is one token")
+    return ids, cu_seqlens, spans, np.frombuffer(batch.row_formats(), np.int32).reshape(-1, 5)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return max(1, -(-value // multiple)) * multiple

@@ -1,0 +1,123 @@
+"""Which sizes become graphs, when, and which one serves a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from flowerbed.config import GraphCapture
+from flowerbed.rose.graphs import GraphCache, GraphKey, Grid, token_buckets
+
+MEGABYTE = 1 << 20
+
+
+@dataclass
+class FakeGraph:
+    num_bytes: int = MEGABYTE
+
+    def replay(self) -> None:
+        pass
+
+
+class Fixture:
+    def __init__(self, when: GraphCapture, *, is_tight: bool = False, limit: int = 1 << 40) -> None:
+        self.captured: list[GraphKey] = []
+        self.cache = GraphCache(
+            Grid(token_buckets(2_048), (16, 64), 512, is_bound_tight=is_tight),
+            when=when,
+            memory_limit=limit,
+            capture=self.capture,
+        )
+
+    def capture(self, key: GraphKey) -> FakeGraph:
+        self.captured.append(key)
+        return FakeGraph()
+
+    def run(
+        self, num_tokens: int, num_slots: int = 1, max_seqlen: int = 64
+    ) -> tuple[GraphKey, str]:
+        wanted = self.cache.key(num_tokens, num_slots, max_seqlen)
+        assert wanted is not None
+        key, _, mode = self.cache.choose(wanted)
+        return key, mode
+
+
+def test_buckets_grow_coarser_and_reach_the_largest_step() -> None:
+    assert token_buckets(130) == (64, 128, 192)
+    assert token_buckets(2_048)[-5:] == (1_024, 1_280, 1_536, 1_792, 2_048)
+    assert token_buckets(5_000)[-3:] == (4_096, 4_608, 5_120)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_slots", "key"),
+    [
+        (1, 1, GraphKey(64, 16, 64)),
+        (64, 16, GraphKey(64, 16, 64)),
+        (65, 17, GraphKey(128, 64, 128)),
+        (1_025, 64, GraphKey(1_280, 64, 512)),
+        (2_049, 1, None),
+        (64, 65, None),
+    ],
+)
+def test_the_smallest_key_that_holds_a_step(
+    num_tokens: int, num_slots: int, key: GraphKey | None
+) -> None:
+    assert Fixture(GraphCapture.START).cache.key(num_tokens, num_slots, 1) == key
+
+
+def test_at_start_the_whole_grid_is_captured_the_largest_first() -> None:
+    fixture = Fixture(GraphCapture.START)
+    fixture.cache.capture_all()
+    assert len(fixture.captured) == len(fixture.cache) == 2 * len(token_buckets(2_048))
+    assert fixture.captured[0] == GraphKey(2_048, 64, 512)
+    assert fixture.run(700, 3) == (GraphKey(704, 16, 512), "replay")
+    assert fixture.cache.counts == {"replay": 1}
+
+
+def test_lazily_the_first_step_is_eager_the_second_captured_the_third_replayed() -> None:
+    fixture = Fixture(GraphCapture.LAZY)
+    fixture.cache.capture_all()
+    assert not fixture.captured
+    assert [fixture.run(100)[1] for _ in range(4)] == ["eager", "capture", "replay", "replay"]
+    assert fixture.captured == [GraphKey(128, 16, 128)]
+
+
+def test_a_larger_graph_serves_a_new_size_if_it_wastes_little() -> None:
+    fixture = Fixture(GraphCapture.LAZY)
+    for _ in range(2):
+        fixture.run(1_024)
+    assert fixture.run(800) == (GraphKey(1_024, 16, 512), "replay")  # 22% padding
+    assert fixture.run(700) == (GraphKey(704, 16, 512), "eager")  # would be 31%
+    assert fixture.run(800) == (GraphKey(832, 16, 512), "capture")  # it came again
+
+
+def test_a_tight_bound_is_part_of_the_key_and_has_few_values() -> None:
+    cache = Fixture(GraphCapture.LAZY, is_tight=True).cache
+    bounds = {cache.key(600, 1, longest).max_seqlen for longest in range(1, 513)}  # pyright: ignore
+    assert bounds == {16, 32, 64, 128, 256, 512}
+
+
+def test_over_the_memory_limit_the_least_recently_used_goes() -> None:
+    fixture = Fixture(GraphCapture.LAZY, limit=2 * MEGABYTE)
+    for size in (64, 128):
+        for _ in range(2):
+            fixture.run(size)
+    fixture.run(64)
+    for _ in range(2):
+        fixture.run(512)
+    assert fixture.cache.num_bytes == 2 * MEGABYTE
+    assert fixture.run(64)[1] == "replay"
+    assert fixture.run(128)[1] == "capture"  # it went
+
+
+def test_at_start_the_memory_limit_ends_the_capture(caplog: pytest.LogCaptureFixture) -> None:
+    fixture = Fixture(GraphCapture.START, limit=3 * MEGABYTE)
+    fixture.cache.capture_all()
+    assert len(fixture.captured) == 3
+    assert "--graph-memory-mb" in caplog.text
+    assert fixture.run(64)[1] == "eager"
+
+
+def test_off_nothing_has_a_key() -> None:
+    assert Fixture(GraphCapture.OFF).cache.key(64, 1, 64) is None

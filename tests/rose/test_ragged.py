@@ -1,0 +1,173 @@
+"""Staged, padded, captured and replayed steps against plain ones, on a device that only plays one."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from fake_device import FakeDevice, read_on_the_device
+from flowerbed.config import GraphCapture
+from flowerbed.folder import read_folder
+from flowerbed.hub import resolve
+from flowerbed.rose.engine import Engine
+from flowerbed.rose.forward import RaggedModel
+from flowerbed.rose.graphs import StepSizes
+from flowerbed.rose.inputs import PackedBatch, RowFormat
+from flowerbed.rose.kernels import flash_attention
+from flowerbed.rose.kernels.attention import Backend
+from flowerbed.rose.kernels.pack import RowDtype
+from flowerbed.rose.ragged import RaggedRunner
+
+MAX_ROW_BYTES = 4 * 32
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    folder = tmp_path_factory.mktemp("ragged") / "tiny"
+    shutil.copytree(tiny_bert, folder)
+    (folder / "1_Pooling").mkdir()
+    pooling = {"embedding_dimension": 32, "pooling_mode": "mean"}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    return Engine.load(read_folder(resolve(str(folder))), device="cpu")
+
+
+@pytest.fixture
+def device() -> FakeDevice:
+    return FakeDevice()
+
+
+@pytest.fixture
+def runner(plain: Engine, device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> RaggedRunner:
+    monkeypatch.setattr(flash_attention, "flash_attention", read_on_the_device)
+    model = RaggedModel(
+        plain._encoder, plain._heads, Backend.FLASH_ATTN_4, plain.folder.text.max_length, None
+    )
+    return RaggedRunner(model, device)
+
+
+def capture(runner: RaggedRunner, when: GraphCapture, max_tokens: int = 320) -> None:
+    with torch.inference_mode():
+        runner.capture(StepSizes(64, max_tokens, MAX_ROW_BYTES), when, 1 << 40)
+
+
+def batch_of(
+    lengths: list[int],
+    *,
+    stream: str = "normal",
+    formats: RowFormat | list[RowFormat] | None = None,
+) -> PackedBatch:
+    rng = np.random.default_rng(sum(lengths))
+    sequences = [rng.integers(0, 30_000, length).tolist() for length in lengths]
+    built = PackedBatch.build(sequences, formats or RowFormat(32))
+    return PackedBatch(**{**{n: getattr(built, n) for n in built.__slots__}, "stream": stream})
+
+
+def rows(result: NDArray[np.uint8], batch: PackedBatch) -> NDArray[np.float32]:
+    assert not result[batch.num_result_bytes :].any()  # every status is good
+    return result[: batch.num_result_bytes].view(np.float32).reshape(batch.num_rows, -1)
+
+
+@pytest.mark.parametrize("when", GraphCapture)
+def test_rows_equal_plain_steps_at_every_border_of_a_bucket(
+    plain: Engine, runner: RaggedRunner, when: GraphCapture
+) -> None:
+    capture(runner, when)
+    rng = np.random.default_rng(3)
+    for total in (1, 2, 63, 64, 65, 127, 128, 129, 319, 320):
+        cuts = np.sort(rng.choice(np.arange(1, total), min(total - 1, 12), replace=False))
+        lengths = np.diff([0, *cuts, total]).tolist()
+        batch = batch_of(lengths)
+        for _ in range(3):  # lazily: eager, captured, replayed
+            with torch.inference_mode():
+                result = runner.step(batch)
+            np.testing.assert_allclose(
+                rows(result.numpy(), batch), rows(plain.step(batch).numpy(), batch), atol=2e-6
+            )
+            assert result.padding_tokens == -(-total // 64) * 64 - total
+
+
+def test_formats_mix_in_one_step_and_equal_plain_ones(plain: Engine, runner: RaggedRunner) -> None:
+    capture(runner, GraphCapture.START)
+    formats = [RowFormat(d, dtype, n) for dtype in RowDtype for d, n in ((32, True), (24, False))]
+    batch = batch_of([5] * len(formats), formats=formats)
+    with torch.inference_mode():
+        ours = runner.step(batch).numpy()
+    theirs = plain.step(batch).numpy()
+    assert (np.abs(ours.astype(int) - theirs.astype(int)) > 1).mean() < 0.02  # last bits of floats
+    assert (ours[batch.num_result_bytes :] == theirs[batch.num_result_bytes :]).all()
+
+
+def test_every_size_is_captured_before_the_first_step(
+    runner: RaggedRunner, device: FakeDevice
+) -> None:
+    capture(runner, GraphCapture.START)
+    at_start = device.num_captures
+    assert at_start == 2 * (1 + 5)  # two slot classes, buckets to 64 and to 320
+    with torch.inference_mode():
+        assert runner.step(batch_of([7, 9])).mode == "replay"
+        assert runner.step(batch_of([7], stream="online")).mode == "replay"
+    assert device.num_captures == at_start
+
+
+def test_steps_that_fit_no_graph_are_right_all_the_same(
+    plain: Engine, runner: RaggedRunner
+) -> None:
+    capture(runner, GraphCapture.START)
+    for lengths, stream in (([100], "online"), ([3] * 70, "normal"), ([200, 200], "normal")):
+        batch = batch_of(lengths, stream=stream)
+        with torch.inference_mode():
+            result = runner.step(batch)
+        assert result.mode == "eager"
+        np.testing.assert_allclose(
+            rows(result.numpy(), batch), rows(plain.step(batch).numpy(), batch), atol=2e-6
+        )
+
+
+def test_rows_of_tokens_run_without_a_graph(plain: Engine, runner: RaggedRunner) -> None:
+    capture(runner, GraphCapture.START)
+    batch = PackedBatch.build([[5, 6, 7], [8]], RowFormat(32, normalize=False), head="tokens")
+    with torch.inference_mode():
+        result = runner.step(batch)
+    np.testing.assert_allclose(
+        rows(result.numpy(), batch), rows(plain.step(batch).numpy(), batch), atol=2e-6
+    )
+
+
+def test_a_result_keeps_its_bytes_while_later_steps_run(runner: RaggedRunner) -> None:
+    capture(runner, GraphCapture.START)
+    first = batch_of([9, 4])
+    with torch.inference_mode():
+        kept = runner.step(first)
+        before = kept.host().tobytes()
+        later = [runner.step(batch_of([n])) for n in range(1, 8)]
+        assert kept.host().tobytes() == before
+        assert len({result.device_rows().pointer for result in (kept, *later)}) == 8  # pyright: ignore
+        del later
+        gc.collect()
+        runner.step(batch_of([3]))
+    assert kept.host().tobytes() == before
+
+
+def test_what_a_batch_gets_wrong_is_named_and_later_steps_work(runner: RaggedRunner) -> None:
+    capture(runner, GraphCapture.START)
+    with torch.inference_mode():
+        with pytest.raises(IndexError, match="an id is not in 0..30521"):
+            runner.step(PackedBatch.build([[1, 40_000]], RowFormat(32)))
+        with pytest.raises(IndexError, match="longer than the model's 512"):
+            runner.step(PackedBatch.build([[1] * 513], RowFormat(32)))
+        broken = PackedBatch(
+            **{
+                **{n: getattr(batch_of([4]), n) for n in PackedBatch.__slots__},
+                "offsets": np.array([0, 9], np.int32),
+            }
+        )
+        with pytest.raises(ValueError, match="cu_seqlens"):
+            runner.step(broken)
+        assert runner.step(batch_of([4])).mode == "replay"
