@@ -1,6 +1,7 @@
-"""Layer normalisation, with and without a residual, and rows scaled to length 1.
+"""Layer and RMS normalisation, with and without a residual, and rows scaled to length 1.
 
-Knows no models. Called by `layers` and `kernels.pack`.
+Sums are in fp32; results are rounded once, to the dtype of x. Knows no models. Called by `layers` and
+`kernels.pack`.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from flowerbed.rose.kernels.backend import use_triton
+
 MIN_NORM = 1e-12
 """Shorter rows are divided by this instead, so that a zero row stays zero and is no NaN."""
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last axis, in fp32.
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last axis.
 
     Args:
         x: [num_tokens, hidden].
@@ -25,12 +28,52 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     Returns:
         [num_tokens, hidden], dtype of x.
     """
+    if use_triton(x):
+        from flowerbed.rose.kernels import triton_norm
+
+        return triton_norm.layer_norm(x, weight, bias, eps)
     return functional.layer_norm(x, weight.shape, weight, bias, eps)
 
 
 def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """layer_norm(x + residual). Overwrites x."""
+    """layer_norm(x + residual). Overwrites x, which may be what it returns."""
+    if use_triton(x):
+        from flowerbed.rose.kernels import triton_norm
+
+        return triton_norm.add_layer_norm(x, residual, weight, bias, eps)
     return functional.layer_norm(x.add_(residual), weight.shape, weight, bias, eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root mean square norm: weight * x / sqrt(mean(x²) + eps) over the last axis.
+
+    Args:
+        x: [num_tokens, hidden].
+        weight: [hidden].
+        eps: Added to the mean of squares.
+
+    Returns:
+        [num_tokens, hidden], dtype of x.
+    """
+    if use_triton(x):
+        from flowerbed.rose.kernels import triton_norm
+
+        return triton_norm.rms_norm(x, weight, eps)
+    values = x.float()
+    scale = torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)
+    return (values * scale * weight.float()).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """rms_norm(residual), after x was added to the residual in place and the sum was rounded.
+
+    x, [num_tokens, hidden] as the residual, may be overwritten and be what it returns.
+    """
+    if use_triton(x):
+        from flowerbed.rose.kernels import triton_norm
+
+        return triton_norm.add_rms_norm(x, residual, weight, eps)
+    return rms_norm(residual.add_(x), weight, eps)
 
 
 def normalize_rows(rows: Tensor) -> Tensor:

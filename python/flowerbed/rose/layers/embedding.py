@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn import functional
 
 from flowerbed.rose.inputs import ForwardContext
+from flowerbed.rose.kernels.embedding import embed_layer_norm
 from flowerbed.rose.layers.norm import LayerNorm
 from flowerbed.rose.weights import Weights
 
@@ -24,9 +24,15 @@ class InputEmbedding:
         self.norm = LayerNorm(weights, f"{name}.LayerNorm", hidden, eps)
 
     def __call__(self, ids: Tensor, context: ForwardContext) -> Tensor:
-        """ids: [num_tokens] int64; returns [num_tokens, hidden]. IndexError if one has no row."""
-        types = context.token_types
-        x = functional.embedding(ids, self.words)
-        x += self.types[0] if types is None else functional.embedding(types, self.types)
-        x += functional.embedding(context.positions, self.positions)
-        return self.norm(x)
+        """ids: [num_tokens]; returns [num_tokens, hidden]. On a CPU, IndexError if one has no row."""
+        return embed_layer_norm(
+            ids,
+            context.positions,
+            context.token_types,
+            self.words,
+            self.positions,
+            self.types,
+            self.norm.weight,
+            self.norm.bias,
+            self.norm.eps,
+        )

@@ -1,0 +1,88 @@
+"""Which implementation runs, and how Triton programs share out rows of a matrix.
+
+Knows no operations. Called by the other files of `kernels` and by `rose.device`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+from torch import Tensor
+
+MANY_ROWS = 2048
+"""From here on a program takes several rows, so that starting programs is no limit. Below, there are
+too few rows for that, and the work of one program is what a step waits for. A kernel is compiled at
+most twice for one width and dtype: for fewer rows, and for so many."""
+VECTOR_BYTES = 16
+WARP_BYTES = 32 * VECTOR_BYTES
+"""What a warp loads at once."""
+MAX_WARPS = 8
+TILE_BYTES = 4096
+"""What a program takes of each tensor where rows are many."""
+MAX_COLUMNS, MIN_COLUMNS = 1024, 128
+"""Columns of a program that does not need whole rows."""
+
+
+class Tile(NamedTuple):
+    """The part of a matrix that one program takes; rows and columns are powers of two."""
+
+    rows: int
+    columns: int
+    num_warps: int
+
+
+@cache
+def has_triton() -> bool:
+    """Whether Triton can be imported."""
+    try:
+        import triton  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except ImportError:
+        return False
+    return True
+
+
+def use_triton(x: Tensor) -> bool:
+    """Whether x lies where Triton kernels run. Elsewhere torch operations give the same values."""
+    return x.is_cuda and has_triton()
+
+
+def row_tile(x: Tensor, width: int) -> Tile:
+    """Whole rows of `width` columns, one 16-byte vector a thread and row where they are short.
+
+    Args:
+        x: [num_rows, any]; its rows and its dtype choose the tile.
+        width: Columns that belong together.
+    """
+    return _row_tile(width, x.element_size(), x.shape[0] >= MANY_ROWS)
+
+
+def block_tile(x: Tensor, width: int) -> Tile:
+    """Parts of rows, for what knows no rows; without lanes to spare if width allows it."""
+    return _row_tile(_block_columns(width), x.element_size(), x.shape[0] >= MANY_ROWS)
+
+
+@cache
+def _row_tile(width: int, itemsize: int, many: bool) -> Tile:
+    columns = power_of_two(width)
+    row_bytes = columns * itemsize
+    rows = max(1, TILE_BYTES // row_bytes) if many else 1
+    return Tile(rows, columns, min(max(1, row_bytes // WARP_BYTES), MAX_WARPS))
+
+
+@cache
+def _block_columns(width: int) -> int:
+    divisor = width & -width  # the largest power of two in it
+    whole = divisor if divisor >= MIN_COLUMNS else power_of_two(width)
+    return min(whole, MAX_COLUMNS)
+
+
+def power_of_two(n: int) -> int:
+    """The least one that is not below n ≥ 1."""
+    return 1 << (n - 1).bit_length()
+
+
+def check_contiguous(name: str, x: Tensor) -> None:
+    """ValueError if x, which kernels address as [rows, columns], has gaps."""
+    if not x.is_contiguous():
+        raise ValueError(f"{name} should be contiguous; its strides are {x.stride()}")
