@@ -6,17 +6,25 @@ Knows no models. Called by `engine`; `inputs` takes the dtype codes from here.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flowerbed.rose.kernels.norm import normalize_rows
+from flowerbed.rose.kernels.backend import use_triton
+from flowerbed.rose.kernels.norm import MIN_NORM
 
 STATUS_OK = 0
 STATUS_NOT_FINITE = 1
 STATUS_ALL_ZERO = 2
+
+FORMAT_COLUMNS = 5
+"""Of a row's entry: segment, byte offset, `RowDtype`, dimensions, normalize."""
+
+Quantizer = Literal["tanh"]
+"""How a model that was trained for whole numbers makes them of its vectors."""
 
 
 class RowDtype(IntEnum):
@@ -30,16 +38,22 @@ class RowDtype(IntEnum):
     BINARY = 6
     UBINARY = 7
 
+    @property
+    def value_bits(self) -> int:
+        """Bits of one value."""
+        return (32, 16, 16, 8, 8, 1, 1)[self - 1]
+
     def row_bytes(self, dimensions: int) -> int:
         """Bytes of one row of `dimensions` values."""
-        if self in (RowDtype.BINARY, RowDtype.UBINARY):
-            return (dimensions + 7) // 8
-        return dimensions * {RowDtype.FLOAT32: 4, RowDtype.FLOAT16: 2, RowDtype.BFLOAT16: 2}.get(
-            self, 1
-        )
+        return (dimensions * self.value_bits + 7) // 8
 
 
-def pack_rows(pooled: Tensor, formats: NDArray[np.int32], num_result_bytes: int) -> Tensor:
+def pack_rows(
+    pooled: Tensor,
+    formats: NDArray[np.int32],
+    num_result_bytes: int,
+    quantizer: Quantizer | None = None,
+) -> Tensor:
     """Cuts, normalises, converts and packs rows; appends one status a row.
 
     With x the first `dimensions` values of the row's segment, divided by their norm if asked:
@@ -47,13 +61,18 @@ def pack_rows(pooled: Tensor, formats: NDArray[np.int32], num_result_bytes: int)
     int8 = round(127 clip(x, -1, 1)), half to even; uint8 = int8 + 128;
     ubinary = packbits(x > 0), eight values a byte, the first in the highest bit, the last byte
     filled up with zero bits; binary = ubinary - 128 as int8.
-    Status: 1 if a value of the segment's row, or of x as written, is not finite; else 2 if x is all
-    zero; else 0. A zero x stays zero when normalised.
+    The quantizer tanh makes them of q = round(127 tanh(x)), half to even, with x not divided:
+    int8 = q; uint8 = q + 128; float32, float16, bfloat16 = q, divided by the norm of q if asked;
+    ubinary = packbits(x >= 0), of x and not of q.
+    Status: 1 if a value of the segment's row, or of x as written, is not finite, and then the row's
+    bytes mean nothing; else 2 if x (q, where q is written) is all zero; else 0. A zero row stays
+    zero when normalised. Norms are summed in float64, so that each device finds the same.
 
     Args:
         pooled: [num_segments, dimensions] float32.
         formats: [num_rows, 5], host memory: segment, byte offset, `RowDtype`, dimensions, normalize.
         num_result_bytes: Bytes of all rows.
+        quantizer: Of the model.
 
     Returns:
         [num_result_bytes + num_rows] uint8, on the device of `pooled`.
@@ -66,24 +85,62 @@ def pack_rows(pooled: Tensor, formats: NDArray[np.int32], num_result_bytes: int)
     is_finite = torch.isfinite(pooled).all(dim=1)
     for rows in _same_format(formats):
         _, _, code, dimensions, normalize = (int(value) for value in formats[rows[0]])
-        width = RowDtype(code).row_bytes(dimensions)
+        dtype = RowDtype(code)
         offsets = formats[rows, 1].astype(np.int64)
         if not 0 < dimensions <= pooled.shape[1]:
             raise ValueError(f"a row has {pooled.shape[1]} dimensions; {dimensions} were asked for")
-        if offsets.min() < 0 or offsets.max() + width > num_result_bytes:
+        if offsets.min() < 0 or offsets.max() + dtype.row_bytes(dimensions) > num_result_bytes:
             raise ValueError(f"a row's place is outside the buffer of {num_result_bytes} bytes")
         segments = torch.from_numpy(formats[rows, 0].astype(np.int64)).to(pooled.device)
         values = pooled.index_select(0, segments)[:, :dimensions]
-        values = normalize_rows(values) if normalize else values
-        encoded, is_writable = _encode(values, RowDtype(code))
-        status = torch.where(
-            is_finite.index_select(0, segments) & is_writable,
-            (values == 0).all(dim=1) * STATUS_ALL_ZERO,
-            STATUS_NOT_FINITE,
-        ).to(torch.uint8)
+        encoded, values, is_writable = _encode(values, True, bool(normalize), dtype, quantizer)
+        status = _status(values, is_finite.index_select(0, segments) & is_writable)
         _write(packed, encoded, offsets)
         _write(packed, status.unsqueeze(1), num_result_bytes + rows)
     return packed
+
+
+def pack_rows_into(
+    pooled: Tensor,
+    formats: Tensor,
+    status_offset: Tensor,
+    out: Tensor,
+    quantizer: Quantizer | None = None,
+) -> None:
+    """`pack_rows` by tables on the device, so that a CUDA graph may hold it. Checks nothing.
+
+    Args:
+        pooled: [num_segments, dimensions] float32.
+        formats: [num_rows, 5] int32, as `pack_rows` takes them; rows of 0 dimensions are not written.
+        status_offset: [1] int32; the status of row r goes to out[status_offset + r].
+        out: [num_bytes] uint8.
+        quantizer: Of the model.
+    """
+    if use_triton(pooled):
+        from flowerbed.rose.kernels import triton_pack
+
+        triton_pack.pack_rows_into(pooled, formats, status_offset, out, quantizer)
+        return
+    segments, offsets, codes, dimensions, normalize = formats.long().unsqueeze(2).unbind(1)
+    rows = pooled.index_select(0, segments[:, 0])
+    kept = torch.arange(pooled.shape[1], device=pooled.device) < dimensions
+    cut = rows.where(kept, 0.0)
+    is_finite = torch.isfinite(rows).all(dim=1)
+    nowhere = out.numel()
+    written = torch.nn.functional.pad(out, (0, 1))  # its last byte takes what is not to be written
+    statuses = torch.zeros_like(is_finite, dtype=torch.uint8)
+    for dtype in RowDtype:
+        encoded, values, is_writable = _encode(cut, kept, normalize != 0, dtype, quantizer)
+        places = torch.arange(encoded.shape[1], device=out.device)
+        widths = (dimensions * dtype.value_bits + 7) // 8
+        is_place = (codes == dtype) & (places < widths)
+        written[torch.where(is_place, offsets + places, nowhere)] = encoded
+        statuses = torch.where(
+            codes[:, 0] == dtype, _status(values, is_finite & is_writable), statuses
+        )
+    places = status_offset + torch.arange(len(formats), device=out.device)
+    written[torch.where(dimensions[:, 0] > 0, places, nowhere)] = statuses
+    out.copy_(written[:-1])
 
 
 def _same_format(formats: NDArray[np.int32]) -> list[NDArray[np.int64]]:
@@ -97,23 +154,64 @@ def _same_format(formats: NDArray[np.int32]) -> list[NDArray[np.int64]]:
     return [np.flatnonzero(inverse == kind) for kind in range(inverse.max() + 1)]
 
 
-def _encode(values: Tensor, dtype: RowDtype) -> tuple[Tensor, Tensor]:
-    """Bytes of each row, [num_rows, width] uint8, and whether the format can hold it, [num_rows]."""
+def _encode(
+    cut: Tensor,
+    kept: Tensor | Literal[True],
+    normalize: Tensor | bool,
+    dtype: RowDtype,
+    quantizer: Quantizer | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Writes rows in one format.
+
+    Args:
+        cut: [num_rows, dimensions] float32, zero where not `kept`.
+        kept: [num_rows, dimensions] bool.
+        normalize: [num_rows, 1] bool.
+        dtype: The format.
+        quantizer: Of the model.
+
+    Returns:
+        Bytes of each row, [num_rows, width] uint8; x as written, [num_rows, dimensions] float32; and
+        whether the format can hold it, [num_rows] bool.
+    """
+    values = cut
+    if quantizer == "tanh" and dtype < RowDtype.BINARY:
+        values = torch.tanh(cut).mul(127.0).round()
+    if quantizer is None or dtype < RowDtype.INT8:
+        values = _normalize(values, normalize)
     is_finite = torch.isfinite(values).all(dim=1)
     match dtype:
         case RowDtype.FLOAT32:
-            return values.contiguous().view(torch.uint8), is_finite
+            return values.contiguous().view(torch.uint8), values, is_finite
         case RowDtype.FLOAT16 | RowDtype.BFLOAT16:
             half = values.to(torch.float16 if dtype is RowDtype.FLOAT16 else torch.bfloat16)
-            return half.contiguous().view(torch.uint8), torch.isfinite(half).all(dim=1)
+            return half.contiguous().view(torch.uint8), values, torch.isfinite(half).all(dim=1)
         case RowDtype.INT8 | RowDtype.UINT8:
-            scaled = values.nan_to_num().clamp(-1.0, 1.0).mul(127.0).round().to(torch.int8)
+            levels = values.nan_to_num()
+            if quantizer is None:
+                levels = levels.clamp(-1.0, 1.0).mul(127.0).round()
             # +128 modulo 256 flips the highest bit.
             flip = 0x80 if dtype is RowDtype.UINT8 else 0
-            return scaled.view(torch.uint8) ^ flip, is_finite
+            return levels.to(torch.int8).view(torch.uint8) ^ flip, values, is_finite
         case RowDtype.BINARY | RowDtype.UBINARY:
+            bits = values > 0 if quantizer is None else (values >= 0) & kept
             flip = 0x80 if dtype is RowDtype.BINARY else 0
-            return _pack_bits(values > 0) ^ flip, is_finite
+            return _pack_bits(bits) ^ flip, values, is_finite
+
+
+def _normalize(rows: Tensor, is_asked: Tensor | bool) -> Tensor:
+    """Divides rows by their norm where asked, [num_rows, 1] bool."""
+    if is_asked is False:
+        return rows
+    norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float64)
+    norms = norms.float().clamp_min(MIN_NORM)
+    return rows / (norms if is_asked is True else norms.where(is_asked, 1.0))
+
+
+def _status(values: Tensor, is_good: Tensor) -> Tensor:
+    """Status of rows that are written as `values`, [num_rows] uint8."""
+    is_zero = (values == 0).all(dim=1)
+    return torch.where(is_good, is_zero * STATUS_ALL_ZERO, STATUS_NOT_FINITE).to(torch.uint8)
 
 
 def _pack_bits(bits: Tensor) -> Tensor:

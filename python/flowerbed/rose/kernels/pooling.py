@@ -1,6 +1,6 @@
 """Pools the tokens of each segment to one row, in fp32.
 
-Knows no models and no files. Called by `layers.pooling`.
+Knows no models and no files. Called by `layers.pooled`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from flowerbed.rose.kernels.backend import use_triton
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +92,66 @@ POOLERS: dict[str, Callable[[Tensor, SegmentTable], Tensor]] = {
     "weightedmean": _weighted_mean,
     "lasttoken": _last,
 }
+
+
+def pool_segments(
+    hidden: Tensor, segments: Tensor, cu_seqlens: Tensor, modes: tuple[str, ...]
+) -> Tensor:
+    """`pool` by tables on the device, so that a CUDA graph may hold it.
+
+    Args:
+        hidden: [num_tokens, hidden], the last axis contiguous.
+        segments: [num_segments, 2] int32, first token and the one after the last; an empty segment
+            gives a zero row.
+        cu_seqlens: [num_sequences + 1] int32, for the positions of weightedmean.
+        modes: Keys of `POOLERS`.
+
+    Returns:
+        [num_segments, hidden * len(modes)] float32.
+    """
+    if use_triton(hidden):
+        from flowerbed.rose.kernels import triton_pooling
+
+        return triton_pooling.pool_segments(hidden, segments, cu_seqlens, modes)
+    starts, ends = segments.long().unbind(1)
+    tokens = torch.arange(hidden.shape[0], device=hidden.device)
+    is_inside = (tokens >= starts.unsqueeze(1)) & (tokens < ends.unsqueeze(1))
+    counts = (ends - starts).clamp_min(1).unsqueeze(1)
+    parts: list[Tensor] = []
+    for mode in modes:
+        match mode:
+            case "cls":
+                part = _at(hidden, starts)
+            case "lasttoken":
+                part = _at(hidden, ends - 1)
+            case "max":
+                outside = ~is_inside.unsqueeze(2)
+                part = torch.stack(
+                    [
+                        hidden.float().masked_fill(mask, float("-inf")).amax(dim=0)
+                        for mask in outside
+                    ]
+                )
+            case "weightedmean":
+                sequences = torch.searchsorted(
+                    cu_seqlens[1:].contiguous(), tokens.int(), right=True
+                )
+                weights = is_inside * (tokens + 1 - cu_seqlens[sequences]).float()
+                total = _weighted_sum(hidden, weights)
+                part = total / weights.sum(dim=1, keepdim=True).clamp_min(1.0)
+            case _:
+                total = _weighted_sum(hidden, is_inside.float())
+                part = total / (counts if mode == "mean" else counts.sqrt())
+        parts.append(part.masked_fill((starts == ends).unsqueeze(1), 0.0))
+    return torch.cat(parts, dim=1)
+
+
+def _weighted_sum(hidden: Tensor, weights: Tensor) -> Tensor:
+    """Sum of the tokens by [num_segments, num_tokens] weights; NaN if one of them is not finite.
+
+    Tokens of weight 0 add nothing, whatever they are.
+    """
+    is_finite = torch.isfinite(hidden).all(dim=1)
+    clean = hidden.float().masked_fill(~is_finite.unsqueeze(1), 0.0)
+    is_bad = ((weights != 0) & ~is_finite).any(dim=1, keepdim=True)
+    return (weights @ clean).masked_fill(is_bad, float("nan"))
