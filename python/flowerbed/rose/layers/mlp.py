@@ -1,9 +1,11 @@
-"""The feed-forward block of a Transformer layer, with its weights. Called by models."""
+"""The feed-forward block of a Transformer layer, plain or gated, with its weights. Called by models."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from flowerbed.rose.kernels.activation import swiglu
 from flowerbed.rose.layers.linear import Linear
 from flowerbed.rose.weights import Weights
 
@@ -29,3 +31,21 @@ class FeedForward:
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_tokens, hidden]; returns the same shape."""
         return self.down(self.up(x))
+
+
+class GatedFeedForward:
+    """down(silu(gate(x)) * up(x)), gate and up in one product: SwiGLU (Shazeer, 2020)."""
+
+    def __init__(self, weights: Weights, name: str, sizes: tuple[int, int]) -> None:
+        """Takes `name`.{gate,up,down}_proj, of sizes (hidden, intermediate)."""
+        hidden, intermediate = sizes
+        parts = [
+            weights.take(f"{name}.{part}.weight", intermediate, hidden)
+            for part in ("gate_proj", "up_proj")
+        ]
+        self.gate_up = Linear(torch.cat(parts), None)
+        self.down = Linear(weights.take(f"{name}.down_proj.weight", hidden, intermediate), None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [num_tokens, hidden]; returns the same shape."""
+        return self.down(swiglu(self.gate_up(x)))

@@ -1,10 +1,10 @@
-"""Layer normalisation with its weights. Called by models."""
+"""Layer and RMS normalisation with their weights. Called by models."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from flowerbed.rose.kernels.norm import add_layer_norm, layer_norm
+from flowerbed.rose.kernels.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from flowerbed.rose.weights import Weights
 
 
@@ -21,3 +21,19 @@ class LayerNorm:
         if residual is None:
             return layer_norm(x, self.weight, self.bias, self.eps)
         return add_layer_norm(x, residual, self.weight, self.bias, self.eps)
+
+
+class RMSNorm:
+    """rms_norm(x), or rms_norm(residual + x), which becomes the residual."""
+
+    def __init__(self, weights: Weights, name: str, hidden: int, eps: float) -> None:
+        self.weight = weights.take(f"{name}.weight", hidden)
+        self.eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [num_tokens, hidden]; returns the same shape."""
+        return rms_norm(x, self.weight, self.eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Adds x to the residual, in place. x, residual: [num_tokens, hidden]; returns the norm of the sum."""
+        return add_rms_norm(x, residual, self.weight, self.eps)

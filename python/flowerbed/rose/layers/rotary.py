@@ -1,0 +1,71 @@
+"""Self-attention with rotary positions and shared keys and values, with its weights. Called by models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flowerbed.rose.inputs import ForwardContext
+from flowerbed.rose.kernels.attention import attention
+from flowerbed.rose.kernels.rope import qk_norm_rope_
+from flowerbed.rose.layers.linear import Linear
+from flowerbed.rose.weights import Weights
+
+RopeTables = tuple[Tensor, Tensor]
+"""Cosines and sines of `kernels.rope.rope_tables`; all layers of a model share them."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What the attention of one layer is made of."""
+
+    hidden: int
+    num_heads: int  # of queries
+    num_kv_heads: int  # of keys and of values; each serves num_heads / num_kv_heads queries
+    head_dim: int
+    eps: float  # of the norms of queries and keys
+    causal: bool  # a token sees what is before it, not what is after
+    window: int | None  # tokens that it sees to each side that it sees; None: all
+
+
+class RotaryAttention:
+    """Queries, keys and values in one product; a norm and a rotation of each query and key head."""
+
+    def __init__(
+        self, weights: Weights, name: str, shape: AttentionShape, tables: RopeTables
+    ) -> None:
+        """Takes `name`.{q,k,v,o}_proj and `name`.{q,k}_norm."""
+        self.shape = shape
+        self.tables = tables
+        width, kv_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        rows = {"q_proj": width, "k_proj": kv_width, "v_proj": kv_width}
+        parts = [weights.take(f"{name}.{part}.weight", n, shape.hidden) for part, n in rows.items()]
+        self.qkv = Linear(torch.cat(parts), None)
+        self.query_norm = weights.take(f"{name}.q_norm.weight", shape.head_dim)
+        self.key_norm = weights.take(f"{name}.k_norm.weight", shape.head_dim)
+        self.output = Linear(weights.take(f"{name}.o_proj.weight", shape.hidden, width), None)
+
+    def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:
+        """x: [num_tokens, hidden]; returns the same shape."""
+        shape = self.shape
+        heads = (shape.num_heads, shape.num_kv_heads)
+        qkv = self.qkv(x)
+        qk_norm_rope_(
+            qkv,
+            context.positions,
+            *self.tables,
+            self.query_norm,
+            self.key_norm,
+            shape.eps,
+            *heads,
+        )
+        query, key, value = qkv.view(x.shape[0], -1, shape.head_dim).split(
+            (*heads, heads[1]), dim=1
+        )
+        return self.output(
+            attention(
+                query, key, value, context.attention, causal=shape.causal, window=shape.window
+            )
+        )
