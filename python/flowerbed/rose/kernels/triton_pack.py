@@ -96,6 +96,7 @@ def _pack_kernel(
     code = tl.load(entry + 2)
     dimensions = tl.load(entry + 3)
     is_normalized = tl.load(entry + 4) != 0
+    status_place = out + tl.load(status_offset) + row
     if dimensions == 0:
         return
 
@@ -139,7 +140,7 @@ def _pack_kernel(
 
     num_nonzero = tl.sum((x != 0).to(tl.int32), axis=0)
     status = tl.where(num_bad > 0, NOT_FINITE, tl.where(num_nonzero == 0, ALL_ZERO, OK))
-    tl.store(out + tl.load(status_offset) + row, status.to(tl.uint8))
+    tl.store(status_place, status.to(tl.uint8))
 
 
 def pack_rows_into(

@@ -18,6 +18,8 @@ from flowerbed.rose.kernels.triton_positions import find_sequence, search_steps
 BLOCK_TOKENS = 128
 BLOCK_COLUMNS = 64
 MERGE_COLUMNS = 128
+MAX_TOKEN_COLUMNS = 1024
+"""Of a program that reads one token and sums nothing."""
 MAX_SPLITS = 16
 TOKENS_PER_SPLIT = 1024
 MAX_SPLIT_ROWS = 1024
@@ -289,10 +291,13 @@ def pool_segments(
         "HAS_MAX": "max" in modes,
         "NUM_SPLITS": splits,
         "NUM_STEPS": search_steps(cu_seqlens.shape[0] - 1),
-        "BLOCK_T": BLOCK_TOKENS,
+        "BLOCK_T": BLOCK_TOKENS if reads_all else 1,
     }
-    grid = (num_rows, triton.cdiv(num_columns, BLOCK_COLUMNS), splits)
-    _pool_kernel[grid](*arguments, **constexprs, BLOCK_H=BLOCK_COLUMNS, num_warps=8)
+    columns, num_warps = BLOCK_COLUMNS, 8
+    if not reads_all:
+        columns, num_warps = min(triton.next_power_of_2(num_columns), MAX_TOKEN_COLUMNS), 4
+    grid = (num_rows, triton.cdiv(num_columns, columns), splits)
+    _pool_kernel[grid](*arguments, **constexprs, BLOCK_H=columns, num_warps=num_warps)
     if splits > 1:
         grid = (num_rows, triton.cdiv(num_columns, MERGE_COLUMNS))
         _merge_kernel[grid](*arguments, **constexprs, BLOCK_H=MERGE_COLUMNS)
@@ -318,14 +323,26 @@ _EVERY_MODE = {
     "NUM_STEPS": 6,
     "BLOCK_T": BLOCK_TOKENS,
 }
+_ONE_TOKEN = {
+    "MODES": 0x10,
+    "NUM_MODES": 2,
+    **dict.fromkeys(("HAS_SUM", "HAS_WEIGHTED", "HAS_MAX"), False),
+    "NUM_STEPS": 6,
+    "NUM_SPLITS": 1,
+    "BLOCK_T": 1,
+    "BLOCK_H": MAX_TOKEN_COLUMNS,
+}
 COMPILE_CASES = {
     "_pool_kernel": [
-        CompileCase(
-            _TYPES,
-            {**_EVERY_MODE, "NUM_SPLITS": splits, "BLOCK_H": BLOCK_COLUMNS},
-            {"num_warps": 8},
-        )
-        for splits in (1, MAX_SPLITS)
+        *(
+            CompileCase(
+                _TYPES,
+                {**_EVERY_MODE, "NUM_SPLITS": splits, "BLOCK_H": BLOCK_COLUMNS},
+                {"num_warps": 8},
+            )
+            for splits in (1, MAX_SPLITS)
+        ),
+        CompileCase(_TYPES, _ONE_TOKEN),
     ],
     "_merge_kernel": [
         CompileCase(_TYPES, {**_EVERY_MODE, "NUM_SPLITS": MAX_SPLITS, "BLOCK_H": MERGE_COLUMNS})

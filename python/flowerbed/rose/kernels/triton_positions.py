@@ -85,18 +85,18 @@ def token_places(
     return positions, types
 
 
+_TYPES = {
+    "cu_seqlens": "*i32",
+    "positions": "*i32",
+    "num_sequences": "i32",
+    "num_tokens": "i32",
+}
+_SIZES = {"NUM_STEPS": 6, "BLOCK": BLOCK_TOKENS}
 COMPILE_CASES = {
     "_places_kernel": [
         CompileCase(
-            {
-                "cu_seqlens": "*i32",
-                "pair_starts": "*i32",
-                "positions": "*i32",
-                "types": "*i32",
-                "num_sequences": "i32",
-                "num_tokens": "i32",
-            },
-            {"NUM_STEPS": 6, "HAS_PAIRS": True, "BLOCK": BLOCK_TOKENS},
-        )
+            {**_TYPES, "pair_starts": "*i32", "types": "*i32"}, {"HAS_PAIRS": True, **_SIZES}
+        ),
+        CompileCase(_TYPES, {"HAS_PAIRS": False, "pair_starts": None, "types": None, **_SIZES}),
     ]
 }
