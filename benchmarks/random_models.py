@@ -96,7 +96,7 @@ def write(name: str, folder: Path, *, device: str = "cpu") -> None:
     ]
     pooling = {
         "word_embedding_dimension": config["hidden_size"],
-        MEAN if "qwen" in name else CLS: True,
+        MEAN if config["model_type"] == "qwen3" else CLS: True,
     }
     for path, values in {
         "config.json": config,

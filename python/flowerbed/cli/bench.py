@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
-from importlib import metadata
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -89,14 +88,15 @@ def _cosine(measured: Engine, device: str, budget: int) -> float:
 def _conditions(measured: Engine, device: str, label: str) -> dict[str, Any]:
     from flowerbed import knee
 
+    found = knee.conditions(device, measured.space)
     return {
         "system": "flowerbed",
-        "version": metadata.version("flowerbed"),
-        "torch": metadata.version("torch"),
-        "device": knee.device_name(device),
+        "version": found.flowerbed,
+        "torch": found.torch,
+        "device": found.device,
         "model": measured.folder.id,
         "dtype": str(measured.dtype),
-        "attention": measured.attention,
+        "attention": str(measured.attention),
         "commit": label,
     }
 
