@@ -2,19 +2,31 @@
 
 from typing import Protocol, final
 
-class HostRows(Protocol):
-    """What `InferenceServer.launched` takes: a `flowerbed.rose.lazy.LazyTensor` in host memory.
+import numpy as np
+from numpy.typing import NDArray
 
-    `mode` is eager, capture or replay; `padding_tokens` counts tokens that belong to no sequence;
-    `host()` waits for the device and returns a readable buffer of uint8
-    [`batch.num_result_bytes` + `batch.num_rows`]: the packed rows, then one status a row
-    (0 good, 1 not finite, 2 all zero).
+class Rows(Protocol):
+    """What `InferenceServer.launched` takes: a `flowerbed.rose.lazy.LazyTensor`.
+
+    It holds uint8 [`batch.num_result_bytes` + `batch.num_rows`]: the packed rows, then one status a
+    row (0 good, 1 not finite, 2 all zero).
     """
 
     mode: str
+    """eager, capture or replay."""
     padding_tokens: int
+    """Tokens that belong to no sequence."""
 
-    def host(self) -> memoryview: ...
+    def device_rows(self) -> tuple[int, int, int, int] | None:
+        """None if `host()` has the rows at once, as on a CPU. Else the rows come from a GPU.
+
+        These are a CUevent of a blocking event that was recorded behind their copy, the address of
+        the pinned memory that they are copied to, its bytes, and the CUDA ordinal of the device. The
+        event and the memory must live until the batch's slot was given to another batch, and nobody
+        may write there until then.
+        """
+    def host(self) -> memoryview:
+        """Waits for the device; a readable buffer. Not called where `device_rows()` has a value."""
 
 @final
 class Batch:
@@ -43,6 +55,39 @@ class Batch:
     @property
     def num_result_bytes(self) -> int:
         """Bytes of all packed rows, statuses excluded."""
+    @property
+    def has_pairs(self) -> bool:
+        """Whether any sequence holds two texts."""
+    def pack_into(
+        self,
+        buffer: NDArray[np.int32] | memoryview,
+        num_tokens_padded: int,
+        num_slots: int,
+        num_rows_padded: int,
+    ) -> None:
+        """Writes all of the batch's integers into `buffer`, padded, for one copy to the device.
+
+        In this order, and what lies behind is left as it is:
+
+        - status offset (`num_result_bytes`), `num_tokens`, 0, 0
+        - `cu_seqlens` [num_slots + 1]; unused slots repeat `num_tokens`
+        - `pair_starts` [num_slots]; 2**31 - 1 where a sequence has no second text, and unused ones
+        - `segments` [num_rows_padded, 2]; unused ones 0
+        - first token of the sequence that holds each segment, [num_rows_padded]; unused ones 0
+        - `row_formats` [num_rows_padded, 5]; unused ones 0
+        - `ids` [num_tokens_padded]; padding 0
+
+        Args:
+            buffer: Writable and contiguous; a memoryview is cast to "i".
+            num_tokens_padded: At least `num_tokens`.
+            num_slots: At least `num_sequences`.
+            num_rows_padded: At least `num_rows` and `num_segments`.
+
+        Raises:
+            ValueError: The batch does not fit, or the buffer is too small or read-only; nothing was
+                written.
+            BufferError: It holds no int32.
+        """
     def ids(self) -> bytearray:
         """int32 [num_tokens]."""
     def cu_seqlens(self) -> bytearray:
@@ -67,7 +112,7 @@ class InferenceServer:
 
         Wakes every 100 ms to let signal handlers run.
         """
-    def launched(self, batch_id: int, result: HostRows) -> None:
+    def launched(self, batch_id: int, result: Rows) -> None:
         """Hands over what `step` returned; the rows are answered when the device is done."""
     def failed(self, batch_id: int, reason: str, *, is_device_fault: bool) -> None:
         """Tells that the step raised. `reason` goes to the log, never to a caller.

@@ -29,8 +29,8 @@ CPU_SATURATION_BATCH_TOKENS = 512
 GPU_BATCH_TOKENS = 2_048
 """Knee of an H200 for a 0.6B model in bfloat16; `flowerbed doctor --measure` finds that of others."""
 GPU_SATURATION_BATCH_TOKENS = 16_384
-ONLINE_BATCH_TOKENS = 1_024
-"""Step of queries on a GPU's stream of their own, beside whatever runs on the other."""
+GPU_ONLINE_BATCH_TOKENS = 1_024
+"""Step of the stream that only queries use; the graphs of that stream end here."""
 MAX_BATCH_SEQUENCES = 64
 GRAPH_MEMORY_MB = 4_096
 """What the CUDA graphs of one stream may take; about 10 MB each for a model of 28 layers."""
@@ -126,8 +126,9 @@ class WorkerConfig:
     token: str | None = None  # shared secret; needed for a TCP bind that is not loopback
     max_batch_tokens: int = CPU_BATCH_TOKENS
     saturation_batch_tokens: int = CPU_SATURATION_BATCH_TOKENS  # bulk alone, no query lately
+    online_batch_tokens: int = GPU_ONLINE_BATCH_TOKENS  # on the stream "online"
     max_batch_sequences: int = MAX_BATCH_SEQUENCES
-    streams: tuple[str, ...] = ("normal",)  # GPUs also have "online"
+    streams: tuple[str, ...] = ("normal",)  # served in this order; GPUs have "online" before it
     steps_in_flight: int = 1  # a stream; GPUs have 2
     request_timeout_s: float = REQUEST_TIMEOUT_S  # for callers that set no deadline
     step_timeout_s: float = STEP_TIMEOUT_S  # a longer step hangs: the worker ends, to be restarted

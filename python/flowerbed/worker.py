@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from types import FrameType
 
 from flowerbed._core import InferenceServer
-from flowerbed.config import DType, WorkerConfig
+from flowerbed.config import GPU_ONLINE_BATCH_TOKENS, DType, WorkerConfig
 from flowerbed.errors import ConfigError, FlowerbedError
 from flowerbed.folder import read_folder
 from flowerbed.hub import resolve
@@ -22,6 +23,7 @@ from flowerbed.parent import EXIT_DEVICE_FAULT
 from flowerbed.rose.device import is_device_fault
 from flowerbed.rose.engine import Engine
 from flowerbed.rose.inputs import PackedBatch, RowFormat
+from flowerbed.rose.lazy import LazyTensor
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +90,10 @@ def run(
         token=token,
         max_batch_tokens=budget,
         saturation_batch_tokens=saturation_batch_tokens or default_saturation(info.device),
+        online_batch_tokens=min(budget, GPU_ONLINE_BATCH_TOKENS),
         max_batch_sequences=max_batch_sequences,
+        streams=engine.streams,
+        steps_in_flight=engine.steps_in_flight,
         step_timeout_s=step_timeout_s,
         request_timeout_s=request_timeout_s,
         cost_per_second=cost_per_second(engine, info.attention_scale, budget),
@@ -111,14 +116,21 @@ def run(
 
 
 def serve(server: InferenceServer, engine: Engine) -> None:
-    """Runs batches until the server is drained or the device fails."""
+    """Runs batches until the server is drained or the device fails, and no step is in flight."""
+    in_flight: dict[str, deque[LazyTensor]] = {stream: deque() for stream in engine.streams}
     while (batch := server.next_batch()) is not None:
+        held = in_flight[batch.stream]
+        # A stream's steps end in order, and a batch comes only when one of its slots is free: the
+        # rows of the oldest were copied out.
+        if len(held) == engine.steps_in_flight:
+            held.popleft()
         try:
             result = engine.step(batch)
         except Exception as error:
             log.exception("step of %r failed", batch)
             server.failed(batch.id, repr(error), is_device_fault=is_device_fault(error))
         else:
+            held.append(result)
             server.launched(batch.id, result)
 
 

@@ -1,10 +1,18 @@
 //! A batch on its way to Python, and rows on their way back.
 
+#![allow(
+    unsafe_code,
+    reason = "an address from Python becomes rows, in one place"
+)]
+
 use bytes::Bytes;
 use flowerbed_protocol::packed;
 use flowerbed_tulip::PendingRows;
 use flowerbed_tulip::batch::Batch;
+use flowerbed_tulip::cuda::CudaRows;
+use flowerbed_tulip::padded::StepShape;
 use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 
@@ -61,6 +69,33 @@ impl PyBatch {
         self.0.num_result_bytes
     }
 
+    #[getter]
+    fn has_pairs(&self) -> bool {
+        self.0.pair_starts.is_some()
+    }
+
+    fn pack_into(
+        &self,
+        py: Python<'_>,
+        buffer: &Bound<'_, PyAny>,
+        num_tokens_padded: usize,
+        num_slots: usize,
+        num_rows_padded: usize,
+    ) -> PyResult<()> {
+        let buffer = PyBuffer::<i32>::get(buffer)?;
+        let values = buffer
+            .as_mut_slice(py)
+            .ok_or_else(|| PyValueError::new_err("buffer is read-only or not contiguous"))?;
+        let shape = StepShape {
+            num_tokens: num_tokens_padded,
+            num_slots,
+            num_rows: num_rows_padded,
+        };
+        self.0
+            .pack_into(values, shape)
+            .map_err(PyValueError::new_err)
+    }
+
     fn ids<'py>(&self, py: Python<'py>) -> Bound<'py, PyByteArray> {
         column(py, &self.0.ids)
     }
@@ -97,14 +132,33 @@ fn column<'py>(py: Python<'py>, values: &[u32]) -> Bound<'py, PyByteArray> {
     PyByteArray::new(py, &packed::from_u32s(values))
 }
 
+/// What `result` gives, on its way from a GPU or in host memory already.
+pub(crate) fn rows_of(result: &Bound<'_, PyAny>) -> PyResult<Box<dyn PendingRows>> {
+    let on_device = result.call_method0("device_rows")?;
+    if on_device.is_none() {
+        return Ok(Box::new(HostRows::copy_of(result)?));
+    }
+    let (event, host, num_bytes, device_index) =
+        on_device.extract::<(usize, usize, usize, i32)>()?;
+    if event == 0 || host == 0 || isize::try_from(num_bytes).is_err() {
+        return Err(PyValueError::new_err(
+            "device_rows() gave no event or no memory",
+        ));
+    }
+    // SAFETY: `result` promises them while it lives (`Rows` of _core.pyi), and who hands it over
+    // keeps it until its slot comes back, which is after these rows were copied.
+    let rows = unsafe { CudaRows::new(event, host, num_bytes, device_index) };
+    Ok(Box::new(rows))
+}
+
 /// Rows that lie in host memory already: a CPU's step is complete on return.
-pub(crate) struct HostRows(Bytes);
+struct HostRows(Bytes);
 
 // === impl HostRows ===
 
 impl HostRows {
     /// Copies what `result.host()` gives. The step is done, so nothing has to be kept alive.
-    pub(crate) fn copy_of(result: &Bound<'_, PyAny>) -> PyResult<Self> {
+    fn copy_of(result: &Bound<'_, PyAny>) -> PyResult<Self> {
         let host = result.call_method0("host")?;
         let buffer = PyBuffer::<u8>::get(&host)?;
         Ok(Self(Bytes::from(buffer.to_vec(result.py())?)))

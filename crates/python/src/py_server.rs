@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::SIGNAL_POLL;
-use crate::py_batch::{HostRows, PyBatch};
+use crate::py_batch::{PyBatch, rows_of};
 
 /// See `_core.pyi`.
 #[pyclass(name = "InferenceServer", module = "flowerbed._core", frozen)]
@@ -53,7 +53,7 @@ impl PyInferenceServer {
     fn launched(&self, py: Python<'_>, batch_id: u64, result: &Bound<'_, PyAny>) -> PyResult<()> {
         let mode: String = result.getattr("mode")?.extract()?;
         let padding_tokens: u64 = result.getattr("padding_tokens")?.extract()?;
-        let rows = Box::new(HostRows::copy_of(result)?);
+        let rows = rows_of(result)?;
         let tulip = self.tulip()?;
         known(
             batch_id,

@@ -24,6 +24,8 @@ pub struct WorkerConfig {
     pub max_batch_tokens: u64,
     /// Budget of a step of bulk work while nobody waits for queries, in cost.
     pub saturation_batch_tokens: u64,
+    /// Budget of a step of the stream that only queries use, in cost.
+    pub online_batch_tokens: u64,
     /// Slot limit of one step.
     pub max_batch_sequences: usize,
     /// Streams of the device.

@@ -19,6 +19,7 @@ use crate::job::{JobState, Reply, StepTimes};
 use crate::metrics::{Metrics, Shed};
 use crate::scheduler::{Job, JobId, Lane, Pick, Plan, Scheduler, StepLimits, Stream};
 use crate::state::State;
+use crate::timeline::{Mark, Timeline};
 use crate::waiter::Completed;
 
 /// How many commands may wait; a full channel makes the senders wait.
@@ -73,7 +74,8 @@ pub(crate) struct Dispatcher {
     jobs: HashMap<JobId, JobState>,
     in_flight: HashMap<u64, InFlight>,
     free_slots: HashMap<Stream, usize>,
-    last_finished: HashMap<Stream, Instant>,
+    timeline: Timeline,
+    last_landed: Instant,
     puller: Option<SyncSender<Batch>>,
     last_sweep: Instant,
     next_id: u64,
@@ -82,7 +84,7 @@ pub(crate) struct Dispatcher {
 #[derive(Debug)]
 struct InFlight {
     batch: Batch,
-    handed_out: Instant,
+    handed_out: Mark,
 }
 
 // === impl Dispatcher ===
@@ -91,6 +93,7 @@ impl Dispatcher {
     pub(crate) fn new(config: Arc<WorkerConfig>, state: Arc<State>, metrics: Arc<Metrics>) -> Self {
         let limits = StepLimits {
             budget: config.max_batch_tokens,
+            online_budget: config.online_batch_tokens,
             saturation_budget: config.saturation_batch_tokens.max(config.max_batch_tokens),
             slots: config.max_batch_sequences,
             result_bytes: limits::MAX_RESULT_BYTES as u64,
@@ -105,7 +108,8 @@ impl Dispatcher {
                 .iter()
                 .map(|s| (*s, config.steps_in_flight))
                 .collect(),
-            last_finished: HashMap::new(),
+            timeline: Timeline::default(),
+            last_landed: Instant::now(),
             puller: None,
             last_sweep: Instant::now(),
             next_id: 0,
@@ -133,12 +137,11 @@ impl Dispatcher {
             }
             self.dispatch();
             self.metrics.queued_cost(self.scheduler.queued_cost());
-            let oldest = self
-                .in_flight
-                .values()
-                .map(|flight| flight.handed_out)
-                .min();
-            self.state.set_oldest_launch(oldest);
+            let starts = self.in_flight.values().map(|flight| {
+                let stream = flight.batch.plan.stream;
+                self.timeline.began(stream, flight.handed_out).at
+            });
+            self.state.set_in_flight(starts.min(), self.last_landed);
         }
     }
 
@@ -236,6 +239,8 @@ impl Dispatcher {
             return;
         };
         if self.state.is_faulted() {
+            // What the steps in flight read and write is kept until the puller ends.
+            self.puller = (!self.in_flight.is_empty()).then_some(puller);
             return;
         }
         self.sweep();
@@ -274,7 +279,7 @@ impl Dispatcher {
         if let Some(slots) = self.free_slots.get_mut(&batch.plan.stream) {
             *slots -= 1;
         }
-        let handed_out = Instant::now();
+        let handed_out = self.timeline.launch(batch.plan.stream, Instant::now());
         self.in_flight.insert(
             batch.id,
             InFlight {
@@ -288,7 +293,9 @@ impl Dispatcher {
     }
 
     fn complete(&mut self, completed: Completed) {
-        let Some(batch) = self.land(completed.batch_id) else {
+        let Some(InFlight { batch, handed_out }) =
+            self.land(completed.batch_id, completed.finished)
+        else {
             return;
         };
         let expected = batch.num_result_bytes + batch.num_rows();
@@ -305,22 +312,22 @@ impl Dispatcher {
             }
         };
         let stream = batch.plan.stream;
-        let began = self
-            .last_finished
-            .get(&stream)
-            .map_or(completed.started, |previous| {
-                completed.started.max(*previous)
-            });
+        let launched = Mark {
+            at: completed.started,
+            ..handed_out
+        };
+        let cost = batch.plan.cost;
+        let run = self
+            .timeline
+            .finish(stream, launched, completed.finished, cost);
         let times = StepTimes {
             started: completed.started,
-            ran_for: completed.finished.saturating_duration_since(began),
+            ran_for: run.ran_for,
             copied_in: completed.copied_in,
             mode: completed.mode,
             padding_tokens: completed.padding_tokens,
         };
-        self.last_finished.insert(stream, completed.finished);
-        self.state
-            .count_step(batch.plan.cost, times.ran_for, completed.finished);
+        self.state.count_step(cost, run, completed.finished);
         self.metrics
             .step(&times.mode, times.ran_for, times.copied_in);
         self.metrics
@@ -358,7 +365,7 @@ impl Dispatcher {
     }
 
     fn fail(&mut self, batch_id: u64, reason: &str, is_device_fault: bool) {
-        let Some(batch) = self.land(batch_id) else {
+        let Some(InFlight { batch, .. }) = self.land(batch_id, Instant::now()) else {
             return;
         };
         if is_device_fault {
@@ -417,12 +424,15 @@ impl Dispatcher {
         self.sweep();
     }
 
-    fn land(&mut self, batch_id: u64) -> Option<Batch> {
-        let batch = self.in_flight.remove(&batch_id)?.batch;
-        if let Some(slots) = self.free_slots.get_mut(&batch.plan.stream) {
+    fn land(&mut self, batch_id: u64, at: Instant) -> Option<InFlight> {
+        let flight = self.in_flight.remove(&batch_id)?;
+        let stream = flight.batch.plan.stream;
+        if let Some(slots) = self.free_slots.get_mut(&stream) {
             *slots += 1;
         }
-        Some(batch)
+        self.timeline.land(stream);
+        self.last_landed = self.last_landed.max(at);
+        Some(flight)
     }
 
     /// Drops what nobody waits for, wherever it is queued. At most every [`SWEEP_INTERVAL`]: it

@@ -10,17 +10,20 @@
 pub mod batch;
 pub mod chunk;
 pub mod config;
+pub mod cuda;
 mod deadline;
 mod dispatcher;
 mod health;
 mod job;
 mod listener;
 mod metrics;
+pub mod padded;
 pub mod scheduler;
 mod scrape;
 mod server;
 mod service;
 mod state;
+mod timeline;
 mod waiter;
 
 pub use config::WorkerConfig;

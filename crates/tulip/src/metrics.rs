@@ -29,6 +29,9 @@ const SHED: &str = "flowerbed_chunks_shed_total";
 /// Share of the last seconds in which a step ran.
 const DEVICE_BUSY: &str = "flowerbed_device_busy_ratio";
 
+/// How a step was launched.
+const STEP_MODES: [&str; 3] = ["eager", "capture", "replay"];
+
 /// Seconds; a query's step takes 1 ms on a GPU, a long batch's on a CPU seconds.
 const SECONDS: [f64; 16] = [
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0,
@@ -108,9 +111,7 @@ impl Metrics {
     }
 
     pub(crate) fn step(&self, mode: &str, ran_for: Duration, copied_in: Duration) {
-        let mode = ["eager", "capture", "replay"]
-            .into_iter()
-            .find(|known| *known == mode);
+        let mode = STEP_MODES.into_iter().find(|known| *known == mode);
         with_local_recorder(&self.recorder, || {
             histogram!(STEP_SECONDS, "mode" => mode.unwrap_or("unknown")).record(ran_for);
             histogram!(RESULT_COPY_SECONDS).record(copied_in);
@@ -185,7 +186,9 @@ fn begin_at_zero() {
         drop(histogram!(QUEUE_SECONDS, "lane" => lane.name()));
         gauge!(QUEUE_TOKENS, "lane" => lane.name()).set(0.0);
     }
-    drop(histogram!(STEP_SECONDS, "mode" => "eager"));
+    for mode in STEP_MODES {
+        drop(histogram!(STEP_SECONDS, "mode" => mode));
+    }
     for kind in ["real", "padding"] {
         drop(histogram!(STEP_TOKENS, "kind" => kind));
     }

@@ -126,6 +126,8 @@ pub struct StepLimits {
     pub budget: u64,
     /// Cost of a step of bulk work while nobody waits for queries.
     pub saturation_budget: u64,
+    /// Cost of a step of [`Stream::Online`]: larger ones would be no answer to a query in time.
+    pub online_budget: u64,
     /// Places for sequences.
     pub slots: usize,
     /// Bytes of all rows; no sequence alone has more.
@@ -269,7 +271,10 @@ impl Scheduler {
         let mut plan: Option<Plan> = None;
         let mut slots_left = self.limits.slots;
         let mut bytes_left = self.limits.result_bytes;
-        let budget = self.budget(now);
+        let budget = match stream {
+            Stream::Online => self.limits.online_budget,
+            Stream::Normal => self.budget(now),
+        };
         let mut holds_online = false;
         while let Some(lane) = self.next_lane(stream, now) {
             // Bulk beside a query would make it, and the next one, wait for up to a full step.

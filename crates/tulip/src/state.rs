@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::dispatcher::queue_limit;
+use crate::timeline::StepRun;
 
 /// Weight of the newest step in the measured rate.
 const NEWEST: f64 = 0.1;
@@ -27,8 +28,9 @@ pub(crate) struct State {
 struct Figures {
     cost_per_second: f64,
     last_good_step: Option<Instant>,
-    oldest_launch: Option<Instant>, // of the steps in flight
-    busy: Duration,                 // sum over all steps
+    oldest_start: Option<Instant>, // of the steps in flight
+    busy_since: Option<Instant>,   // while a step is in flight
+    busy: Duration,                // before that
 }
 
 /// What the worker is willing to do.
@@ -48,7 +50,8 @@ impl State {
             figures: Mutex::new(Figures {
                 cost_per_second,
                 last_good_step: None,
-                oldest_launch: None,
+                oldest_start: None,
+                busy_since: None,
                 busy: Duration::ZERO,
             }),
             phase: watch::Sender::new(Phase::Serving),
@@ -59,13 +62,14 @@ impl State {
 
     /// Notes a step that gave rows.
     #[allow(clippy::cast_precision_loss, reason = "costs are far below 2^52")]
-    pub(crate) fn count_step(&self, cost: u64, ran_for: Duration, finished: Instant) {
+    pub(crate) fn count_step(&self, cost: u64, run: StepRun, finished: Instant) {
         let mut figures = self.figures.lock();
         figures.last_good_step = Some(finished);
-        figures.busy += ran_for;
-        let cost = cost as f64;
-        if cost >= self.typical_cost && !ran_for.is_zero() {
-            let rate = cost / ran_for.as_secs_f64();
+        if let Some(device_cost) = run.device_cost
+            && cost as f64 >= self.typical_cost
+            && !run.ran_for.is_zero()
+        {
+            let rate = device_cost as f64 / run.ran_for.as_secs_f64();
             let old = figures.cost_per_second;
             figures.cost_per_second = if old > 0.0 {
                 old + NEWEST * (rate - old)
@@ -75,18 +79,27 @@ impl State {
         }
     }
 
-    pub(crate) fn set_oldest_launch(&self, at: Option<Instant>) {
-        self.figures.lock().oldest_launch = at;
+    /// Notes when the oldest step in flight began, and when the last one landed.
+    pub(crate) fn set_in_flight(&self, oldest_start: Option<Instant>, last_landed: Instant) {
+        let mut figures = self.figures.lock();
+        figures.oldest_start = oldest_start;
+        if oldest_start.is_some() {
+            figures.busy_since = figures.busy_since.or(oldest_start);
+        } else if let Some(since) = figures.busy_since.take() {
+            figures.busy += last_landed.saturating_duration_since(since);
+        }
     }
 
     /// Age of the oldest step in flight.
     pub(crate) fn oldest_step(&self) -> Option<Duration> {
-        self.figures.lock().oldest_launch.map(|at| at.elapsed())
+        self.figures.lock().oldest_start.map(|at| at.elapsed())
     }
 
-    /// Time in which steps ran, since the start.
+    /// Time in which at least one step was in flight, since the start.
     pub(crate) fn busy(&self) -> Duration {
-        self.figures.lock().busy
+        let figures = self.figures.lock();
+        let now = figures.busy_since.map(|since| since.elapsed());
+        figures.busy + now.unwrap_or_default()
     }
 
     pub(crate) fn cost_per_second(&self) -> f64 {

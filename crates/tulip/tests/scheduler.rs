@@ -12,6 +12,7 @@ use tokio::time::Instant;
 const LIMITS: StepLimits = StepLimits {
     budget: 100,
     saturation_budget: 100,
+    online_budget: 40,
     slots: 8,
     result_bytes: 1_000,
 };

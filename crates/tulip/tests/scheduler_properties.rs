@@ -12,6 +12,7 @@ use tokio::time::Instant;
 const LIMITS: StepLimits = StepLimits {
     budget: 100,
     saturation_budget: 300,
+    online_budget: 60,
     slots: 8,
     result_bytes: 1_000,
 };

@@ -59,7 +59,7 @@ def engine(
         {knee.default_budget(first, measured.space), knee.default_saturation(first)}
     )
     measured.capture(
-        online_tokens=config.ONLINE_BATCH_TOKENS,
+        online_tokens=config.GPU_ONLINE_BATCH_TOKENS,
         normal_tokens=max(chosen),
         when=graph_capture,
         memory_limit=config.GRAPH_MEMORY_MB << 20,

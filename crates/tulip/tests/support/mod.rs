@@ -45,7 +45,7 @@ pub(crate) fn config(listen: &str) -> serde_json::Value {
             "attention_scale": 0.0, "dtype": "float32", "device": "cpu", "pooling": "mean",
             "token_dimensions": TOKEN_DIMENSIONS,
         },
-        "listen": listen, "metrics_listen": null, "token": null, "max_batch_tokens": 32, "saturation_batch_tokens": 32, "step_timeout_s": 30.0,
+        "listen": listen, "metrics_listen": null, "token": null, "max_batch_tokens": 32, "saturation_batch_tokens": 32, "online_batch_tokens": 32, "step_timeout_s": 30.0,
         "max_batch_sequences": 8,
         "streams": ["normal"], "steps_in_flight": 1, "request_timeout_s": 30.0,
         "cost_per_second": 1e6,
