@@ -9,40 +9,13 @@ use std::time::Duration;
 
 use flowerbed_protocol::v1::inference_client::InferenceClient;
 use flowerbed_protocol::{Error, ErrorKind, v1};
-use flowerbed_tulip::SERVICE_NAME;
 use hyper_util::rt::TokioExecutor;
-use support::{NAN, Worker, channel_to, client_of, request, row_of, rows};
+use support::{NAN, Worker, client_of, request, row_of, rows, until_serving};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::Instant;
 use tonic::Request;
-use tonic_health::pb::HealthCheckRequest;
-use tonic_health::pb::health_check_response::ServingStatus;
-use tonic_health::pb::health_client::HealthClient;
 
 const SLOW: Duration = Duration::from_millis(300);
-
-async fn health_of(worker: &Worker) -> ServingStatus {
-    let mut client = HealthClient::new(channel_to(worker.tulip.address()).await);
-    let ask = HealthCheckRequest {
-        service: SERVICE_NAME.to_owned(),
-    };
-    client
-        .check(ask)
-        .await
-        .map_or(ServingStatus::Unknown, |answer| {
-            answer.into_inner().status()
-        })
-}
-
-async fn until_serving(worker: &Worker) {
-    for _ in 0..200 {
-        if health_of(worker).await == ServingStatus::Serving {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    panic!("the worker never served");
-}
 
 #[tokio::test]
 async fn a_probe_makes_an_idle_worker_ready() {

@@ -14,9 +14,12 @@ use flowerbed_protocol::v1::inference_client::InferenceClient;
 use flowerbed_protocol::{packed, v1};
 use flowerbed_tulip::batch::Batch;
 use flowerbed_tulip::config::Head;
-use flowerbed_tulip::{PendingRows, Pull, Tulip, WorkerConfig};
+use flowerbed_tulip::{PendingRows, Pull, SERVICE_NAME, Tulip, WorkerConfig};
 use tempfile::TempDir;
 use tonic::transport::{Channel, Endpoint};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
 
 pub(crate) const DIMENSIONS: u32 = 4;
 /// More than a pooled row has.
@@ -76,6 +79,23 @@ impl Worker {
         give_up: fn(),
         poison: u32,
     ) -> Self {
+        Self::start_engine(change, give_up, move |tulip, batch| {
+            std::thread::sleep(step_time);
+            if batch.ids.contains(&poison) {
+                tulip.failed(batch.id, "poison".to_owned(), false);
+            } else {
+                let rows = Box::new(Rows(fake_step(&batch)));
+                tulip.launched(batch.id, rows, "eager".to_owned(), 0);
+            }
+        })
+    }
+
+    /// `step` runs each batch, on the thread that pulls them.
+    pub(crate) fn start_engine(
+        change: impl FnOnce(&mut serde_json::Value),
+        give_up: fn(),
+        mut step: impl FnMut(&Tulip, Batch) + Send + 'static,
+    ) -> Self {
         let folder = TempDir::new().unwrap();
         let mut config = config(&format!("unix:{}/w.sock", folder.path().display()));
         change(&mut config);
@@ -94,13 +114,7 @@ impl Worker {
                     Pull::Drained => break,
                     Pull::Batch(batch) => {
                         counted.fetch_add(1, Ordering::SeqCst);
-                        std::thread::sleep(step_time);
-                        if batch.ids.contains(&poison) {
-                            pulled.failed(batch.id, "poison".to_owned(), false);
-                        } else {
-                            let rows = Box::new(Rows(fake_step(&batch)));
-                            pulled.launched(batch.id, rows, "eager".to_owned(), 0);
-                        }
+                        step(&pulled, *batch);
                     }
                 }
             }
@@ -115,6 +129,18 @@ impl Worker {
 
     pub(crate) async fn client(&self) -> InferenceClient<Channel> {
         client_of(self.tulip.address()).await
+    }
+
+    /// Waits until the thread that pulls batches has ended by itself.
+    pub(crate) async fn join_engine(mut self) {
+        let engine = self.engine.take();
+        tokio::task::spawn_blocking(move || engine.unwrap().join().unwrap())
+            .await
+            .unwrap();
+        let tulip = Arc::clone(&self.tulip);
+        tokio::task::spawn_blocking(move || tulip.stop())
+            .await
+            .unwrap();
     }
 
     pub(crate) async fn stop(mut self) {
@@ -142,6 +168,32 @@ pub(crate) async fn client_of(address: &str) -> InferenceClient<Channel> {
     InferenceClient::new(channel_to(address).await)
 }
 
+pub(crate) fn ask_health() -> HealthCheckRequest {
+    HealthCheckRequest {
+        service: SERVICE_NAME.to_owned(),
+    }
+}
+
+pub(crate) async fn health_of(worker: &Worker) -> ServingStatus {
+    let mut client = HealthClient::new(channel_to(worker.tulip.address()).await);
+    client
+        .check(ask_health())
+        .await
+        .map_or(ServingStatus::Unknown, |answer| {
+            answer.into_inner().status()
+        })
+}
+
+pub(crate) async fn until_serving(worker: &Worker) {
+    for _ in 0..200 {
+        if health_of(worker).await == ServingStatus::Serving {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("the worker never served");
+}
+
 struct Rows(Bytes);
 
 impl PendingRows for Rows {
@@ -154,7 +206,7 @@ impl PendingRows for Rows {
     }
 }
 
-fn fake_step(batch: &Batch) -> Bytes {
+pub(crate) fn fake_step(batch: &Batch) -> Bytes {
     let mut rows = Vec::new();
     let mut statuses = Vec::new();
     for format in batch.row_formats.chunks(Batch::FORMAT_COLUMNS) {
