@@ -32,6 +32,8 @@ const POLL: Duration = Duration::from_millis(250);
 const MAX_FAILED_PROBES: u32 = 3;
 /// A step may take this many times what a full one takes at the measured rate.
 const STEP_LIMIT_IN_FULL_STEPS: f64 = 20.0;
+/// The steps that are in flight when the device fails come back with errors, unless it hangs too.
+const MAX_FAULTED_STEP: Duration = Duration::from_secs(5);
 /// Time for the answers to leave before a hung process is given up.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 /// Span over which the device's share of busy time is taken.
@@ -125,6 +127,11 @@ impl Health {
                 self.metrics.run_upkeep();
                 span = (Instant::now(), busy);
             }
+            let limit = if self.state.is_faulted() {
+                limit.min(MAX_FAULTED_STEP)
+            } else {
+                limit
+            };
             if self.state.oldest_step().is_some_and(|age| age > limit) {
                 tracing::error!(
                     ?limit,

@@ -104,6 +104,8 @@ pub struct Pick {
     pub first: usize,
     /// How many.
     pub count: usize,
+    /// Sum over them.
+    pub cost: u64,
 }
 
 /// What one step runs.
@@ -206,8 +208,11 @@ impl Scheduler {
             return false;
         }
         let (left, right) = split_picks(plan.picks, num_sequences / 2);
-        for picks in [left, right] {
-            let cost = picks.iter().map(&cost_of).sum();
+        for mut picks in [left, right] {
+            for pick in &mut picks {
+                pick.cost = cost_of(pick);
+            }
+            let cost = picks.iter().map(|pick| pick.cost).sum();
             self.reruns.push_back(Plan {
                 picks,
                 cost,
@@ -313,6 +318,7 @@ impl Scheduler {
                 job: queued.job.id,
                 first: queued.next,
                 count,
+                cost,
             });
             plan.cost += cost;
             slots_left -= count;
@@ -407,6 +413,7 @@ fn drop_dead_picks(plan: &mut Plan, is_wanted: impl Fn(JobId) -> bool, dropped: 
     plan.picks.retain(|pick| {
         let keep = is_wanted(pick.job);
         if !keep {
+            plan.cost -= pick.cost;
             dropped.push(pick.job);
         }
         keep
@@ -429,6 +436,7 @@ fn split_picks(picks: Vec<Pick>, mut num_left: usize) -> (Vec<Pick>, Vec<Pick>) 
                 job: pick.job,
                 first: pick.first + taken,
                 count: pick.count - taken,
+                ..pick
             });
         }
     }

@@ -160,3 +160,46 @@ impl State {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn the_device_is_busy_while_any_step_is_in_flight_and_counts_once() {
+        let (state, start) = (State::new(0.0, 100), Instant::now());
+        let at = |seconds| start + seconds * SECOND;
+        state.set_in_flight(Some(at(0)), at(0)); // the first of two streams
+        tokio::time::advance(SECOND).await;
+        assert_eq!(state.busy(), SECOND, "before it ends");
+        state.set_in_flight(Some(at(0)), at(0)); // the second one
+        tokio::time::advance(2 * SECOND).await;
+        state.set_in_flight(Some(at(1)), at(2)); // the first has landed
+        state.set_in_flight(None, at(3));
+        tokio::time::advance(4 * SECOND).await;
+        assert_eq!(state.busy(), 3 * SECOND);
+        assert_eq!(state.oldest_step(), None);
+        state.set_in_flight(Some(at(7)), at(3));
+        tokio::time::advance(SECOND).await;
+        assert_eq!(state.busy(), 4 * SECOND);
+        assert_eq!(state.oldest_step(), Some(SECOND));
+    }
+
+    #[test]
+    fn the_rate_is_learned_from_typical_steps_that_measure_the_device() {
+        let (state, now) = (State::new(0.0, 100), Instant::now());
+        let run = |device_cost| StepRun {
+            ran_for: SECOND,
+            device_cost,
+        };
+        state.count_step(24, run(Some(24)), now);
+        state.count_step(90, run(None), now);
+        assert_eq!(state.cost_per_second().to_bits(), 0.0_f64.to_bits());
+        state.count_step(90, run(Some(130)), now);
+        assert_eq!(state.cost_per_second().to_bits(), 130.0_f64.to_bits());
+        state.count_step(100, run(Some(230)), now);
+        assert!((state.cost_per_second() - 140.0).abs() < 1e-9);
+    }
+}

@@ -59,6 +59,7 @@ fn batch(has_pairs: bool) -> Batch {
         job: JobId(job),
         first,
         count,
+        cost: 0,
     };
     let plan = Plan {
         stream: Stream::Normal,

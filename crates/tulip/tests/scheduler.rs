@@ -135,6 +135,66 @@ fn on_a_gpu_each_stream_runs_its_own_lanes() {
     );
 }
 
+fn on_gpu() -> Scheduler {
+    Scheduler::new(LIMITS, &[Stream::Online, Stream::Normal])
+}
+
+#[test]
+fn on_a_gpu_scoring_goes_first_and_bulk_fills_the_rest_of_its_step() {
+    let (mut scheduler, now) = (on_gpu(), Instant::now());
+    scheduler.push(job(1, Lane::Bulk, &[30; 6], now));
+    scheduler.push(job(2, Lane::Scoring, &[30], now));
+    scheduler.push(job(3, Lane::Scoring, &[80, 80], now));
+    assert_eq!(next(&mut scheduler, now), [(2, 0, 1)], "3 is before bulk");
+    assert_eq!(next(&mut scheduler, now), [(3, 0, 1)]);
+    scheduler.push(job(4, Lane::Scoring, &[20], now));
+    assert_eq!(next(&mut scheduler, now), [(3, 1, 1), (4, 0, 1)]);
+    scheduler.push(job(5, Lane::Scoring, &[20], now));
+    assert_eq!(next(&mut scheduler, now), [(5, 0, 1), (1, 0, 2)]);
+    assert_eq!(next(&mut scheduler, now), [(1, 2, 3)]);
+    scheduler.push(job(6, Lane::Scoring, &[90], now));
+    let later = now + MAX_LANE_WAIT;
+    assert_eq!(
+        next(&mut scheduler, later),
+        [(1, 5, 1)],
+        "starved, for one step"
+    );
+    assert_eq!(next(&mut scheduler, later), [(6, 0, 1)]);
+}
+
+#[test]
+fn the_stream_of_queries_has_a_budget_of_its_own_and_a_longer_query_runs_alone() {
+    let (mut scheduler, now) = (on_gpu(), Instant::now());
+    scheduler.push(job(1, Lane::Online, &[20, 20, 5, 90, 5], now));
+    let mut steps = Vec::new();
+    while let Some(plan) = scheduler.next_plan(Stream::Online, now, |_| true, &mut Vec::new()) {
+        steps.extend(picked(&plan));
+    }
+    assert_eq!(steps, [(1, 0, 2), (1, 2, 1), (1, 3, 1), (1, 4, 1)]);
+}
+
+#[test]
+fn on_a_gpu_too_bulk_steps_grow_only_while_no_query_came_lately() {
+    let limits = StepLimits {
+        saturation_budget: 400,
+        ..LIMITS
+    };
+    let mut scheduler = Scheduler::new(limits, &[Stream::Online, Stream::Normal]);
+    let start = Instant::now();
+    scheduler.push(job(1, Lane::Bulk, &[100; 50], start));
+    assert_eq!(next(&mut scheduler, start), [(1, 0, 4)]);
+    scheduler.push(job(2, Lane::Online, &[20], start));
+    assert_eq!(next(&mut scheduler, start), [(1, 4, 1)], "a query waits");
+    assert!(
+        scheduler
+            .next_plan(Stream::Online, start, |_| true, &mut Vec::new())
+            .is_some()
+    );
+    let soon = start + ONLINE_MEMORY * 9 / 10;
+    assert_eq!(next(&mut scheduler, soon), [(1, 5, 1)]);
+    assert_eq!(next(&mut scheduler, start + ONLINE_MEMORY), [(1, 6, 4)]);
+}
+
 #[test]
 fn sequences_of_different_heads_share_no_batch() {
     let (mut scheduler, now) = (on_cpu(), Instant::now());
@@ -236,6 +296,22 @@ fn a_job_that_dies_while_it_waits_for_its_rerun_is_told_of() {
             .is_none()
     );
     assert_eq!(dropped, [JobId(2)]);
+}
+
+#[test]
+fn a_rerun_costs_what_is_left_of_it() {
+    let (mut scheduler, now) = (on_cpu(), Instant::now());
+    for (id, cost) in [(1, 3), (2, 5), (3, 7)] {
+        scheduler.push(job(id, Lane::Online, &[cost], now));
+    }
+    let run = |scheduler: &mut Scheduler, dead: u64| {
+        scheduler.next_plan(Stream::Normal, now, |id| id.0 != dead, &mut Vec::new())
+    };
+    let plan = run(&mut scheduler, 0).unwrap();
+    assert!(scheduler.rerun_in_halves(plan, |pick| [0, 3, 5, 7][pick.job.0 as usize]));
+    assert_eq!(run(&mut scheduler, 0).unwrap().cost, 3);
+    let rest = run(&mut scheduler, 2).unwrap();
+    assert_eq!((rest.cost, picked(&rest)), (7, vec![(3, 0, 1)]));
 }
 
 #[test]

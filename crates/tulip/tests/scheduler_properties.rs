@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flowerbed_tulip::config::Head;
-use flowerbed_tulip::scheduler::{Job, JobId, Lane, Pick, Plan, Scheduler, StepLimits, Stream};
+use flowerbed_tulip::scheduler::{
+    Job, JobId, Lane, MAX_LANE_WAIT, Pick, Plan, Scheduler, StepLimits, Stream,
+};
 use proptest::prelude::*;
 use tokio::time::Instant;
 
@@ -63,6 +65,7 @@ fn row_bytes(cost: u64) -> u64 {
 
 /// The scheduler, and what the world knows of its jobs.
 struct World {
+    streams: Vec<Stream>,
     scheduler: Scheduler,
     now: Instant,
     jobs: BTreeMap<JobId, (Lane, Head, Vec<u64>)>,
@@ -75,6 +78,7 @@ struct World {
 impl World {
     fn new(streams: &[Stream]) -> Self {
         Self {
+            streams: streams.to_vec(),
             scheduler: Scheduler::new(LIMITS, streams),
             now: Instant::now(),
             jobs: BTreeMap::new(),
@@ -144,6 +148,27 @@ impl World {
         true
     }
 
+    /// Runs what comes next, which works and is wanted.
+    fn run(&mut self, stream: Stream) -> Option<Plan> {
+        let plan = self
+            .scheduler
+            .next_plan(stream, self.now, |_| true, &mut Vec::new())?;
+        self.check_limits(&plan);
+        for pick in &plan.picks {
+            let ran = self.ran.entry(pick.job).or_default();
+            ran.extend(pick.first..pick.first + pick.count);
+        }
+        Some(plan)
+    }
+
+    /// Cost of the next sequence of a lane.
+    fn next_of(&self, lane: Lane) -> Option<u64> {
+        self.jobs.iter().find_map(|(id, (job_lane, _, costs))| {
+            let num_ran = self.ran.get(id).map_or(0, Vec::len);
+            (*job_lane == lane).then(|| costs.get(num_ran).copied())?
+        })
+    }
+
     fn check_limits(&self, plan: &Plan) {
         let costs: Vec<u64> = plan
             .picks
@@ -156,8 +181,13 @@ impl World {
         assert!(!costs.is_empty());
         assert!(costs.len() <= LIMITS.slots);
         assert_eq!(cost, plan.cost);
-        assert!(costs.len() == 1 || cost <= LIMITS.saturation_budget);
+        let budget = match plan.stream {
+            Stream::Online => LIMITS.online_budget,
+            Stream::Normal => LIMITS.saturation_budget,
+        };
+        assert!(costs.len() == 1 || cost <= budget);
         assert!(costs.len() == 1 || bytes <= LIMITS.result_bytes);
+        let has_online_stream = self.streams.contains(&Stream::Online);
         for pick in &plan.picks {
             assert!(
                 self.alive.contains(&pick.job),
@@ -165,7 +195,8 @@ impl World {
                 pick.job
             );
             assert_eq!(self.jobs[&pick.job].1, plan.head);
-            assert!(plan.stream == Stream::Normal || self.jobs[&pick.job].0 == Lane::Online);
+            let is_query = self.jobs[&pick.job].0 == Lane::Online;
+            assert_eq!(plan.stream == Stream::Online, has_online_stream && is_query);
         }
     }
 }
@@ -223,32 +254,104 @@ proptest! {
 
     /// Without failures, a lane's sequences run in the order in which they came.
     #[test]
-    fn order_holds_within_a_lane(
-        jobs in prop::collection::vec((0..3_usize, prop::collection::vec(1..150_u64, 1..12)), 1..40),
-        waits in prop::collection::vec(0..700_u64, 200),
-    ) {
-        let mut world = World::new(&[Stream::Normal]);
+    fn order_holds_within_a_lane_on_a_cpu(jobs in jobs(), turns in turns()) {
+        check_order(&[Stream::Normal], jobs, turns)?;
+    }
+
+    #[test]
+    fn order_holds_within_a_lane_on_a_gpu(jobs in jobs(), turns in turns()) {
+        check_order(&[Stream::Online, Stream::Normal], jobs, turns)?;
+    }
+
+    /// On a GPU's normal stream: scoring before bulk unless bulk was starved, and no step closes
+    /// while the next sequence of either would fit.
+    #[test]
+    fn bulk_fills_what_scoring_leaves(jobs in jobs(), turns in turns()) {
+        let streams = [Stream::Online, Stream::Normal];
+        let mut world = World::new(&streams);
         for (lane, costs) in jobs {
             world.push(lane, true, costs);
         }
-        let mut order: BTreeMap<Lane, Vec<(JobId, usize)>> = BTreeMap::new();
-        let mut waits = waits.into_iter().cycle();
-        loop {
-            world.now += Duration::from_millis(waits.next().unwrap_or(0));
-            let plan =
-                world.scheduler.next_plan(Stream::Normal, world.now, |_| true, &mut Vec::new());
-            let Some(plan) = plan else { break };
-            for pick in &plan.picks {
-                let ran = (pick.first..pick.first + pick.count).map(|at| (pick.job, at));
-                order.entry(world.jobs[&pick.job].0).or_default().extend(ran);
+        let mut waited = Duration::ZERO; // since bulk was served
+        for (ms, _) in turns {
+            world.now += Duration::from_millis(ms);
+            waited += Duration::from_millis(ms);
+            let had_scoring = world.next_of(Lane::Scoring).is_some();
+            let Some(plan) = world.run(Stream::Normal) else { break };
+            let lanes: Vec<_> = plan.picks.iter().map(|pick| world.jobs[&pick.job].0).collect();
+            let was_starved = lanes[0] == Lane::Bulk && had_scoring;
+            if was_starved {
+                prop_assert!(waited >= MAX_LANE_WAIT);
+            } else {
+                prop_assert!(lanes.is_sorted());
+            }
+            if lanes.contains(&Lane::Bulk) {
+                waited = Duration::ZERO;
+            }
+            let closed_by = world.next_of(Lane::Scoring).or(world.next_of(Lane::Bulk));
+            if let Some(next) = closed_by {
+                let costs: Vec<u64> =
+                    plan.picks.iter().flat_map(|pick| world.costs_of(pick)).copied().collect();
+                let bytes: u64 = costs.iter().copied().map(row_bytes).sum();
+                prop_assert!(
+                    was_starved
+                        || costs.len() == LIMITS.slots
+                        || plan.cost + next > LIMITS.budget
+                        || bytes + row_bytes(next) > LIMITS.result_bytes
+                );
             }
         }
-        for ran in order.values() {
-            prop_assert!(ran.is_sorted());
-        }
-        prop_assert_eq!(
-            order.values().map(Vec::len).sum::<usize>(),
-            world.jobs.values().map(|(_, _, costs)| costs.len()).sum::<usize>()
-        );
     }
+}
+
+fn jobs() -> impl Strategy<Value = Vec<(usize, Vec<u64>)>> {
+    prop::collection::vec(
+        (0..3_usize, prop::collection::vec(1..150_u64, 1..12)),
+        1..40,
+    )
+}
+
+/// How many milliseconds pass before each step, and on which stream it runs.
+fn turns() -> impl Strategy<Value = Vec<(u64, bool)>> {
+    prop::collection::vec((0..700_u64, any::<bool>()), 200)
+}
+
+fn check_order(
+    streams: &[Stream],
+    jobs: Vec<(usize, Vec<u64>)>,
+    turns: Vec<(u64, bool)>,
+) -> Result<(), TestCaseError> {
+    let mut world = World::new(streams);
+    for (lane, costs) in jobs {
+        world.push(lane, true, costs);
+    }
+    let mut order: BTreeMap<Lane, Vec<(JobId, usize)>> = BTreeMap::new();
+    let mut turns = turns.into_iter().cycle();
+    while !world.scheduler.is_empty() {
+        let (ms, online) = turns.next().unwrap_or_default();
+        world.now += Duration::from_millis(ms);
+        let stream = streams[usize::from(online) % streams.len()];
+        let Some(plan) = world.run(stream) else {
+            continue;
+        };
+        for pick in &plan.picks {
+            let ran = (pick.first..pick.first + pick.count).map(|at| (pick.job, at));
+            order
+                .entry(world.jobs[&pick.job].0)
+                .or_default()
+                .extend(ran);
+        }
+    }
+    for ran in order.values() {
+        prop_assert!(ran.is_sorted());
+    }
+    prop_assert_eq!(
+        order.values().map(Vec::len).sum::<usize>(),
+        world
+            .jobs
+            .values()
+            .map(|(_, _, costs)| costs.len())
+            .sum::<usize>()
+    );
+    Ok(())
 }
