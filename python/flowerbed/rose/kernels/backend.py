@@ -54,12 +54,17 @@ def row_tile(x: Tensor, width: int) -> Tile:
         x: [num_rows, any]; its rows and its dtype choose the tile.
         width: Columns that belong together.
     """
-    return _row_tile(width, x.element_size(), x.shape[0] >= MANY_ROWS)
+    return _row_tile(width, x.element_size(), has_many_rows(x))
 
 
 def block_tile(x: Tensor, width: int) -> Tile:
     """Parts of rows, for what knows no rows; without lanes to spare if width allows it."""
-    return _row_tile(_block_columns(width), x.element_size(), x.shape[0] >= MANY_ROWS)
+    return _row_tile(_block_columns(width), x.element_size(), has_many_rows(x))
+
+
+def has_many_rows(x: Tensor) -> bool:
+    """Whether programs should take more of x, [num_rows, any], each."""
+    return x.shape[0] >= MANY_ROWS
 
 
 @cache

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from flowerbed.rose.kernels import CompileCase
 from flowerbed.rose.kernels.backend import (
-    MANY_ROWS,
     MAX_WARPS,
     WARP_BYTES,
     check_contiguous,
+    has_many_rows,
     power_of_two,
 )
 
@@ -129,7 +129,7 @@ def _launch(
     half = cos.shape[1]
     heads, columns = power_of_two(num_heads), power_of_two(half)
     # A thread has two vectors of each half of the queries; one where tokens are few.
-    vectors = 2 if qkv.shape[0] >= MANY_ROWS else 1
+    vectors = 2 if has_many_rows(qkv) else 1
     num_warps = heads * columns * qkv.element_size() // (vectors * WARP_BYTES)
     q_weight, k_weight = (qkv, qkv) if weights is None else weights
     _rope_kernel[(qkv.shape[0],)](
