@@ -189,6 +189,9 @@ class ServeConfig:
     port: int = DEFAULT_PORT  # 0: any free one
     device: str = DEFAULT_DEVICE  # auto, cpu, cuda or cuda:0,1
     dtype: DType = DType.AUTO
+    attention: Attention = Attention.AUTO
+    graph_capture: GraphCapture = GraphCapture.START
+    graph_memory_mb: int = GRAPH_MEMORY_MB  # of one stream
     num_workers: int | None = None  # None: one on a CPU, one a GPU
     max_batch_tokens: int | None = None  # None: the device's knee
     saturation_batch_tokens: int | None = None  # the device's

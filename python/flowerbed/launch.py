@@ -31,6 +31,8 @@ def plan(config: ServeConfig, worker_devices: tuple[str, ...], folder: Path) -> 
     def worker(device: str, address: str) -> tuple[str, ...]:
         kind = device.partition(":")[0]  # it sees one GPU only
         options = ["--listen", address, "--device", kind, "--dtype", config.dtype.value]
+        options += ["--attention", config.attention, "--graph-capture", config.graph_capture]
+        options += ["--graph-memory-mb", str(config.graph_memory_mb)]
         options += ["--metrics-port", "0"]  # the gateway serves them
         if config.saturation_batch_tokens is not None:
             options += ["--saturation-batch-tokens", str(config.saturation_batch_tokens)]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 
 from flowerbed._core import InferenceServer
-from flowerbed.config import GPU_ONLINE_BATCH_TOKENS, DType, WorkerConfig
+from flowerbed.config import GPU_ONLINE_BATCH_TOKENS, Attention, DType, GraphCapture, WorkerConfig
 from flowerbed.errors import ConfigError, FlowerbedError
 from flowerbed.folder import read_folder
 from flowerbed.hub import resolve
@@ -39,6 +39,9 @@ def run(
     prompts: Mapping[str, str],
     device: str,
     dtype: DType,
+    attention: Attention,
+    graph_capture: GraphCapture,
+    graph_memory_mb: int,
     listen: str,
     metrics_listen: str | None,
     max_batch_tokens: int | None,
@@ -59,6 +62,9 @@ def run(
         prompts: By name, over those of the model; the gateway must be given the same.
         device: auto, cpu, cuda or cuda:N.
         dtype: Of weights and activations.
+        attention: What computes attention.
+        graph_capture: When steps of a GPU become CUDA graphs.
+        graph_memory_mb: What the graphs of one stream may take.
         listen: `host:port` or `unix:path`.
         metrics_listen: `host:port` that serves nothing but the metrics, or None.
         max_batch_tokens: Budget of one step; None takes the device's knee.
@@ -80,17 +86,25 @@ def run(
         FlowerbedError: The model or a setting cannot be honoured, or an address cannot be bound.
     """
     folder = read_folder(resolve(model, revision=revision, progress=progress), prompts)
-    engine = Engine.load(folder, device=device, dtype=dtype, progress=progress)
+    engine = Engine.load(folder, device=device, dtype=dtype, attention=attention, progress=progress)
     info = engine.info()
     budget = max_batch_tokens or default_budget(info.device, info.space)
+    saturation = max(budget, saturation_batch_tokens or default_saturation(info.device))
+    online = min(budget, GPU_ONLINE_BATCH_TOKENS)
+    engine.capture(
+        online_tokens=online,
+        normal_tokens=saturation,
+        when=graph_capture,
+        memory_limit=graph_memory_mb << 20,
+    )
     config = WorkerConfig(
         model=info,
         listen=listen,
         metrics_listen=metrics_listen,
         token=token,
         max_batch_tokens=budget,
-        saturation_batch_tokens=saturation_batch_tokens or default_saturation(info.device),
-        online_batch_tokens=min(budget, GPU_ONLINE_BATCH_TOKENS),
+        saturation_batch_tokens=saturation,
+        online_batch_tokens=online,
         max_batch_sequences=max_batch_sequences,
         streams=engine.streams,
         steps_in_flight=engine.steps_in_flight,

@@ -23,6 +23,9 @@ def serve(
     port: options.Port = config.DEFAULT_PORT,
     device: options.Device = config.DEFAULT_DEVICE,
     dtype: options.Dtype = config.DType.AUTO,
+    attention: options.Attention = config.Attention.AUTO,
+    graph_capture: options.GraphCapture = config.GraphCapture.START,
+    graph_memory_mb: options.GraphMemory = config.GRAPH_MEMORY_MB,
     num_workers: Annotated[
         int | None,
         typer.Option(
@@ -61,6 +64,9 @@ def serve(
         port=port,
         device=device,
         dtype=dtype,
+        attention=attention,
+        graph_capture=graph_capture,
+        graph_memory_mb=graph_memory_mb,
         num_workers=num_workers,
         max_batch_tokens=max_batch_tokens,
         saturation_batch_tokens=saturation_batch_tokens,

@@ -44,6 +44,9 @@ def worker(
     prompts: options.Prompts = None,
     device: options.Device = config.DEFAULT_DEVICE,
     dtype: options.Dtype = config.DType.AUTO,
+    attention: options.Attention = config.Attention.AUTO,
+    graph_capture: options.GraphCapture = config.GraphCapture.START,
+    graph_memory_mb: options.GraphMemory = config.GRAPH_MEMORY_MB,
     max_batch_tokens: options.MaxBatchTokens = None,
     saturation_batch_tokens: options.SaturationBatchTokens = None,
     max_batch_sequences: options.MaxBatchSequences = config.MAX_BATCH_SEQUENCES,
@@ -87,6 +90,9 @@ def worker(
             prompts=options.by_name(prompts or []),
             device=device,
             dtype=dtype,
+            attention=attention,
+            graph_capture=graph_capture,
+            graph_memory_mb=graph_memory_mb,
             listen=listen,
             metrics_listen=(
                 options.host_and_port(metrics_host, metrics_port) if metrics_port else None
