@@ -37,8 +37,10 @@ def _commit() -> str:
 
 
 def _core_profile() -> str:
-    from flowerbed import _core
-
+    try:
+        from flowerbed import _core
+    except ImportError:
+        return "not built"
     return _core.build_info()["profile"]
 
 
