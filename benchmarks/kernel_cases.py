@@ -56,7 +56,9 @@ def all_cases() -> list[Case]:
         *(_embed_layer_norm(hidden) for hidden in hiddens[:3]),
         _token_places(),
         *(_pool(1024, mode) for mode in ("mean", "cls", "max")),
+        _pool(1024, "mean", one_text=True),
         _pack(1024),
+        _pack_tanh(1024),
     ]
 
 
@@ -231,19 +233,23 @@ def _token_places() -> Case:
     )
 
 
-def _pool(hidden: int, mode: str) -> Case:
+def _pool(hidden: int, mode: str, *, one_text: bool = False) -> Case:
+    def texts(num_tokens: int) -> Tensor:
+        ends = torch.tensor([0, num_tokens], dtype=torch.int32)
+        return ends if one_text else _cu_seqlens(num_tokens)
+
     def inputs(num_tokens: int) -> Tensors:
-        cu_seqlens = _cu_seqlens(num_tokens)
+        cu_seqlens = texts(num_tokens)
         segments = torch.stack([cu_seqlens[:-1], cu_seqlens[1:]], dim=1)
         return _random(num_tokens, hidden), segments, cu_seqlens
 
     def num_bytes(num_tokens: int) -> int:
-        num_texts = len(_cu_seqlens(num_tokens)) - 1
+        num_texts = len(texts(num_tokens)) - 1
         tokens = num_texts if mode == "cls" else num_tokens
         return (tokens * DTYPE.itemsize + num_texts * 4) * hidden
 
     return Case(
-        f"pool_segments {mode}",
+        f"pool_segments {mode}{', one text' if one_text else ''}",
         str(hidden),
         inputs,
         lambda hidden, segments, cu_seqlens: pooling.pool_segments(
@@ -253,18 +259,19 @@ def _pool(hidden: int, mode: str) -> Case:
     )
 
 
+def _pack_inputs(num_tokens: int, dtype: pack.RowDtype, dimensions: int) -> Tensors:
+    """Entries of one row for each text, rows end to end."""
+    num_rows = len(_cu_seqlens(num_tokens)) - 1
+    rows, row_bytes = torch.arange(num_rows), dtype.row_bytes(dimensions)
+    columns = (rows, row_bytes * rows, dtype, dimensions, 1)
+    formats = torch.stack([torch.as_tensor(c).expand(num_rows) for c in columns], dim=1).int()
+    status_offset = torch.tensor([num_rows * row_bytes], dtype=torch.int32)
+    out = torch.full((num_rows * (row_bytes + 1),), 255, dtype=torch.uint8)
+    return torch.randn(num_rows, dimensions), formats, status_offset, out
+
+
 def _pack(dimensions: int) -> Case:
     """One fp32 row, normalised, for each text."""
-
-    def inputs(num_tokens: int) -> Tensors:
-        num_rows = len(_cu_seqlens(num_tokens)) - 1
-        rows = torch.arange(num_rows)
-        row_bytes = 4 * dimensions
-        columns = (rows, row_bytes * rows, pack.RowDtype.FLOAT32, dimensions, 1)
-        formats = torch.stack([torch.as_tensor(c).expand(num_rows) for c in columns], dim=1).int()
-        status_offset = torch.tensor([num_rows * row_bytes], dtype=torch.int32)
-        out = torch.full((num_rows * (row_bytes + 1),), 255, dtype=torch.uint8)
-        return torch.randn(num_rows, dimensions), formats, status_offset, out
 
     def rows(pooled: Tensor, formats: Tensor, status_offset: Tensor, out: Tensor) -> Tensor:
         pack.pack_rows_into(pooled, formats, status_offset, out)
@@ -273,7 +280,23 @@ def _pack(dimensions: int) -> Case:
     return Case(
         "pack_rows_into",
         str(dimensions),
-        inputs,
+        lambda num_tokens: _pack_inputs(num_tokens, pack.RowDtype.FLOAT32, dimensions),
         rows,
         lambda num_tokens: 8 * dimensions * (len(_cu_seqlens(num_tokens)) - 1),
+    )
+
+
+def _pack_tanh(dimensions: int) -> Case:
+    """One int8 row of tanh levels for each text; levels next to half a step may differ by one."""
+
+    def rows(pooled: Tensor, formats: Tensor, status_offset: Tensor, out: Tensor) -> Tensor:
+        pack.pack_rows_into(pooled, formats, status_offset, out, "tanh")
+        return out[: pooled.numel()].view(torch.int8)
+
+    return Case(
+        "pack_rows_into tanh int8",
+        str(dimensions),
+        lambda num_tokens: _pack_inputs(num_tokens, pack.RowDtype.INT8, dimensions),
+        rows,
+        lambda num_tokens: 5 * dimensions * (len(_cu_seqlens(num_tokens)) - 1),
     )
