@@ -21,37 +21,45 @@ from flowerbed.rose.kernels.backend import (
 
 
 @triton.jit
-def _head_places(
-    FIRST: tl.constexpr,
-    NUM_HEADS: tl.constexpr,
-    HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    COLUMNS: tl.constexpr,
+def _load_heads(
+    qkv, FIRST: tl.constexpr, NUM_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Places of the first halves of heads in a token, mask, and places in a row of the tables.
+    """Heads of a token from the FIRST on, [heads, pairs] fp32 each half; their places and columns; mask.
 
-    All are [HEADS, COLUMNS], so that everything is loaded in the one layout that it is used in.
+    BLOCK is the powers of two that hold NUM_HEADS and HALF. All have one shape, so that everything is
+    loaded in the one layout that it is used in.
     """
-    heads = tl.arange(0, HEADS)[:, None]
-    columns = tl.arange(0, COLUMNS)[None, :]
+    heads = tl.arange(0, BLOCK[0])[:, None]
+    columns = tl.arange(0, BLOCK[1])[None, :]
     mask = (heads < NUM_HEADS) & (columns < HALF)
-    return (FIRST + heads) * (2 * HALF) + columns, mask, tl.broadcast_to(columns, HEADS, COLUMNS)
+    places = (FIRST + heads) * (2 * HALF) + columns
+    first = tl.load(qkv + places, mask, other=0.0).to(tl.float32)
+    second = tl.load(qkv + HALF + places, mask, other=0.0).to(tl.float32)
+    return first, second, places, tl.broadcast_to(columns, BLOCK[0], BLOCK[1]), mask
 
 
 @triton.jit
-def _normalize(first, second, weight, eps, columns, mask, HALF: tl.constexpr):
-    """RMS norm of heads, given as halves; weights of one head."""
-    first_scale = tl.load(weight + columns, mask, other=0.0).to(tl.float32)
-    second_scale = tl.load(weight + HALF + columns, mask, other=0.0).to(tl.float32)
-    squares = tl.sum(first * first + second * second, axis=1, keep_dims=True)
-    scale = tl.rsqrt(squares / (2 * HALF) + eps)
-    return first * scale * first_scale, second * scale * second_scale
-
-
-@triton.jit
-def _store_rotated(qkv, places, first, second, cos, sin, columns, mask, HALF: tl.constexpr):
+def _turn_heads(
+    qkv,
+    loaded,
+    cos,
+    sin,
+    weight,
+    eps,
+    HAS_NORM: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    """Normalises and rotates what `_load_heads` loaded, and stores it. cos, sin: rows of the token."""
+    first, second, places, columns, mask = loaded
     c = tl.load(cos + columns, mask, other=0.0)
     s = tl.load(sin + columns, mask, other=0.0)
+    if HAS_NORM:
+        first_scale = tl.load(weight + columns, mask, other=0.0).to(tl.float32)
+        second_scale = tl.load(weight + HALF + columns, mask, other=0.0).to(tl.float32)
+        squares = tl.sum(first * first + second * second, axis=1, keep_dims=True)
+        scale = tl.rsqrt(squares / (2 * HALF) + eps)
+        first = first * scale * first_scale
+        second = second * scale * second_scale
     dtype = qkv.dtype.element_ty
     tl.store(qkv + places, (first * c - second * s).to(dtype), mask)
     tl.store(qkv + HALF + places, (second * c + first * s).to(dtype), mask)
@@ -70,27 +78,29 @@ def _rope_kernel(
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KV_BLOCK: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):
-    token = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64)
-    qkv += token * ((NUM_HEADS + 2 * NUM_KV_HEADS) * 2 * HALF)
+    program = tl.num_programs(0) - 1 - tl.program_id(0)
+    token = program // 2 if SPLIT else program
+    qkv += token.to(tl.int64) * ((NUM_HEADS + 2 * NUM_KV_HEADS) * 2 * HALF)
     row = tl.load(positions + token).to(tl.int64) * HALF
-    # All loads before the first store, which would hold them up.
-    q_places, q_mask, q_columns = _head_places(0, NUM_HEADS, HEADS, HALF, COLUMNS)
-    k_places, k_mask, k_columns = _head_places(NUM_HEADS, NUM_KV_HEADS, KV_HEADS, HALF, COLUMNS)
-    q1 = tl.load(qkv + q_places, q_mask, other=0.0).to(tl.float32)
-    q2 = tl.load(qkv + HALF + q_places, q_mask, other=0.0).to(tl.float32)
-    k1 = tl.load(qkv + k_places, k_mask, other=0.0).to(tl.float32)
-    k2 = tl.load(qkv + HALF + k_places, k_mask, other=0.0).to(tl.float32)
-    if HAS_NORM:
-        q1, q2 = _normalize(q1, q2, q_weight, eps, q_columns, q_mask, HALF)
-        k1, k2 = _normalize(k1, k2, k_weight, eps, k_columns, k_mask, HALF)
     cos += row
     sin += row
-    _store_rotated(qkv, q_places, q1, q2, cos, sin, q_columns, q_mask, HALF)
-    _store_rotated(qkv, k_places, k1, k2, cos, sin, k_columns, k_mask, HALF)
+    if SPLIT:
+        if program % 2 == 0:
+            queries = _load_heads(qkv, 0, NUM_HEADS, HALF, BLOCK)
+            _turn_heads(qkv, queries, cos, sin, q_weight, eps, HAS_NORM, HALF)
+        else:
+            keys = _load_heads(qkv, NUM_HEADS, NUM_KV_HEADS, HALF, KV_BLOCK)
+            _turn_heads(qkv, keys, cos, sin, k_weight, eps, HAS_NORM, HALF)
+    else:
+        # All loads before the first store, which would hold them up.
+        queries = _load_heads(qkv, 0, NUM_HEADS, HALF, BLOCK)
+        keys = _load_heads(qkv, NUM_HEADS, NUM_KV_HEADS, HALF, KV_BLOCK)
+        _turn_heads(qkv, queries, cos, sin, q_weight, eps, HAS_NORM, HALF)
+        _turn_heads(qkv, keys, cos, sin, k_weight, eps, HAS_NORM, HALF)
 
 
 def rope_(
@@ -126,13 +136,16 @@ def _launch(
     num_kv_heads: int,
 ) -> None:
     check_contiguous("qkv", qkv)
-    half = cos.shape[1]
-    heads, columns = power_of_two(num_heads), power_of_two(half)
-    # A thread has two vectors of each half of the queries; one where tokens are few.
-    vectors = 2 if has_many_rows(qkv) else 1
-    num_warps = heads * columns * qkv.element_size() // (vectors * WARP_BYTES)
+    num_tokens, half = qkv.shape[0], cos.shape[1]
+    block = (power_of_two(num_heads), power_of_two(half))
+    # Tokens enough: two vectors a thread of each half of the queries. Few: one, and programs of their
+    # own for queries and keys, since the step waits for a single program's latency.
+    split = not has_many_rows(qkv)
+    num_warps = (
+        block[0] * block[1] * qkv.element_size() // (WARP_BYTES if split else 2 * WARP_BYTES)
+    )
     q_weight, k_weight = (qkv, qkv) if weights is None else weights
-    _rope_kernel[(qkv.shape[0],)](
+    _rope_kernel[(2 * num_tokens if split else num_tokens,)](
         qkv,
         positions,
         cos,
@@ -144,36 +157,37 @@ def _launch(
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HALF=half,
-        HEADS=heads,
-        KV_HEADS=power_of_two(num_kv_heads),
-        COLUMNS=columns,
+        BLOCK=block,
+        KV_BLOCK=(power_of_two(num_kv_heads), block[1]),
+        SPLIT=split,
         num_warps=min(max(1, num_warps), MAX_WARPS),
     )
 
 
+_TYPES = {
+    "qkv": "*x",
+    "positions": "*i32",
+    "cos": "*fp32",
+    "sin": "*fp32",
+    "q_weight": "*x",
+    "k_weight": "*x",
+    "eps": "fp32",
+}
+_SIZES = {
+    "NUM_HEADS": 16,
+    "NUM_KV_HEADS": 8,
+    "HALF": 64,
+    "BLOCK": (16, 64),
+    "KV_BLOCK": (8, 64),
+}
 COMPILE_CASES = {
     "_rope_kernel": [
         CompileCase(
-            {
-                "qkv": "*x",
-                "positions": "*i32",
-                "cos": "*fp32",
-                "sin": "*fp32",
-                "q_weight": "*x",
-                "k_weight": "*x",
-                "eps": "fp32",
-            },
-            {
-                "HAS_NORM": has_norm,
-                "NUM_HEADS": 16,
-                "NUM_KV_HEADS": 8,
-                "HALF": 64,
-                "HEADS": 16,
-                "KV_HEADS": 8,
-                "COLUMNS": 64,
-            },
-            {"num_warps": 2},
+            _TYPES,
+            {"HAS_NORM": has_norm, "SPLIT": split, **_SIZES},
+            {"num_warps": 4 if split else 2},
         )
         for has_norm in (True, False)
+        for split in (True, False)
     ],
 }
