@@ -46,7 +46,7 @@ class Fixture:
 def test_buckets_grow_coarser_and_reach_the_largest_step() -> None:
     assert token_buckets(130) == (64, 128, 192)
     assert token_buckets(2_048)[-5:] == (1_024, 1_280, 1_536, 1_792, 2_048)
-    assert token_buckets(5_000)[-3:] == (4_096, 4_608, 5_120)
+    assert token_buckets(6_000)[-3:] == (4_096, 5_120, 6_144)
 
 
 @pytest.mark.parametrize(

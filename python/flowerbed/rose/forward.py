@@ -12,7 +12,7 @@ from flowerbed.rose.inputs import Batch, ForwardContext
 from flowerbed.rose.kernels.attention import AttentionPlan, Backend
 from flowerbed.rose.kernels.pack import Quantizer, pack_rows_into
 from flowerbed.rose.kernels.positions import token_places
-from flowerbed.rose.layers.pooled import Head, SegmentSpans
+from flowerbed.rose.layers.pooled import EMBED_HEAD, Head, SegmentSpans
 from flowerbed.rose.models.registry import Encoder
 from flowerbed.rose.staging import StagedInputs
 
@@ -40,9 +40,9 @@ class RaggedModel:
         positions, token_types = token_places(inputs.cu_seqlens, inputs.pair_starts, num_tokens)
         plan = AttentionPlan(self.backend, inputs.cu_seqlens, max_seqlen)
         hidden = self.encoder(inputs.ids, ForwardContext(positions, token_types, plan))
-        spans = SegmentSpans(inputs.segments, inputs.sequence_starts)
-        rows = self.heads[head](hidden, spans)
-        pack_rows_into(rows, inputs.formats, inputs.status_offset, result, self.quantizer)
+        rows = self.heads[head](hidden, SegmentSpans(inputs.segments, inputs.cu_seqlens))
+        quantizer = self.quantizer if head == EMBED_HEAD else None
+        pack_rows_into(rows, inputs.formats, inputs.status_offset, result, quantizer)
 
     def check(self, batch: Batch) -> None:
         """What the Rust core has checked already, for batches made in this process."""

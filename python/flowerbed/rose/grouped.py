@@ -15,7 +15,7 @@ from flowerbed.rose.graphs import StepSizes
 from flowerbed.rose.inputs import Batch, prepare
 from flowerbed.rose.kernels.attention import Backend
 from flowerbed.rose.kernels.pack import Quantizer, pack_rows
-from flowerbed.rose.layers.pooled import Head
+from flowerbed.rose.layers.pooled import EMBED_HEAD, Head
 from flowerbed.rose.lazy import LazyTensor
 from flowerbed.rose.models.registry import Encoder
 
@@ -47,7 +47,8 @@ class GroupedRunner:
         inputs = prepare(batch, self._device)
         hidden = self._encoder(inputs.ids, inputs.context)
         rows = self._heads[batch.head](hidden, inputs.segments)
-        packed = pack_rows(rows, inputs.formats, batch.num_result_bytes, self._quantizer)
+        quantizer = self._quantizer if batch.head == EMBED_HEAD else None
+        packed = pack_rows(rows, inputs.formats, batch.num_result_bytes, quantizer)
         return self._to_host(packed, inputs.padding_tokens)
 
     def _to_host(self, packed: Tensor, padding_tokens: int) -> LazyTensor:

@@ -25,11 +25,12 @@ from flowerbed.rose.graphs import (
 )
 from flowerbed.rose.inputs import Batch, Int32s
 from flowerbed.rose.kernels.attention import Backend
+from flowerbed.rose.layers.pooled import EMBED_HEAD
 from flowerbed.rose.lazy import Event, LazyTensor
 from flowerbed.rose.staging import StagedInputs, StagingLayout
 
-GRAPH_HEAD = "embed"
-"""Steps of other heads have a row a token, and run without a graph."""
+ALIKE_TOKENS = 4_096
+"""Steps from here on run the same kernels: no rule that chooses one looks at more tokens."""
 STEPS_IN_FLIGHT = 2
 """One runs, one is enqueued behind it."""
 
@@ -94,6 +95,7 @@ class Lane:
         self._result = torch.empty(0, dtype=torch.uint8, device=device.device)
         self._layouts: dict[GraphKey, tuple[StagingLayout, StagedInputs]] = {}
         self._graphs: GraphCache | None = None
+        self._built: set[tuple[int, int]] = set()  # sizes whose kernels were built
 
     @property
     def num_graphs(self) -> int:
@@ -114,7 +116,8 @@ class Lane:
         self._model.check(batch)
         graphs = self._graphs
         wanted = None
-        if graphs is not None and batch.head == GRAPH_HEAD:
+        # Other heads have a row a token, and run without a graph.
+        if graphs is not None and batch.head == EMBED_HEAD:
             num_slots = max(batch.num_sequences, batch.num_rows)
             wanted = graphs.key(batch.num_tokens, num_slots, batch.max_seqlen)
         if graphs is None or wanted is None:
@@ -164,12 +167,16 @@ class Lane:
 
     def _capture_key(self, key: GraphKey) -> Graph:
         _, inputs = self._layout(key)
-        with self._device.on(self._stream):
-            self._run_padding(key)  # builds the kernels that it needs
+        # Builds the kernels that it needs. Those of two large steps are the same.
+        kernels = min(key.num_tokens, ALIKE_TOKENS), key.num_slots
+        if kernels not in self._built:
+            with self._device.on(self._stream):
+                self._run_padding(key)
+            self._built.add(kernels)
         return self._device.capture(
             self._stream,
             self._pool,
-            lambda: self._model.forward(inputs, GRAPH_HEAD, key.max_seqlen, self._result),
+            lambda: self._model.forward(inputs, EMBED_HEAD, key.max_seqlen, self._result),
         )
 
     def _run_padding(self, key: GraphKey) -> None:
@@ -177,7 +184,7 @@ class Lane:
         layout, inputs = self._layout(key)
         self._inputs[: layout.num_words].zero_()
         inputs.cu_seqlens[1:].fill_(min(key.num_tokens, key.max_seqlen))
-        self._model.forward(inputs, GRAPH_HEAD, key.max_seqlen, self._result)
+        self._model.forward(inputs, EMBED_HEAD, key.max_seqlen, self._result)
 
     def _layout(self, key: GraphKey) -> tuple[StagingLayout, StagedInputs]:
         found = self._layouts.get(key)

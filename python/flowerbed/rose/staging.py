@@ -40,7 +40,6 @@ class StagedInputs:
     cu_seqlens: Tensor  # [num_slots + 1]; unused slots are empty and stand last
     pair_starts: Tensor  # [num_slots], from the sequence's start; NO_PAIR: one text
     segments: Tensor  # [num_rows, 2], first token and the one after the last; unused: empty
-    sequence_starts: Tensor  # [num_rows], first token of the sequence that holds the segment
     formats: Tensor  # [num_rows, 5], see `kernels.pack`; unused rows have no dimensions
     ids: Tensor  # [num_tokens], padding: 0
 
@@ -70,7 +69,7 @@ class StagingLayout:
 
     def views(self, buffer: Tensor) -> StagedInputs:
         """The tables in `buffer`, [at least num_words] int32."""
-        cu_seqlens, pairs, segments, starts, formats, ids = (
+        cu_seqlens, pairs, segments, _, formats, ids = (
             buffer[start:end]
             for start, end in zip((HEADER_WORDS, *self._ends()), self._ends(), strict=False)
         )
@@ -79,7 +78,6 @@ class StagingLayout:
             cu_seqlens=cu_seqlens,
             pair_starts=pairs,
             segments=segments.view(self.num_rows, 2),
-            sequence_starts=starts,
             formats=formats.view(self.num_rows, 5),
             ids=ids,
         )

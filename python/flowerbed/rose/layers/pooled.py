@@ -14,13 +14,16 @@ from flowerbed.rose.kernels.pooling import SegmentTable, pool, pool_segments
 from flowerbed.rose.layers.linear import Linear
 from flowerbed.rose.weights import Weights
 
+EMBED_HEAD = "embed"
+"""The head whose rows a model's own quantizer is meant for."""
+
 
 @dataclass(frozen=True, slots=True)
 class SegmentSpans:
     """Which tokens make which row, on a device that reads it there. Unused rows are empty."""
 
     table: Tensor  # [num_rows, 2] int32, first token and the one after the last
-    sequence_starts: Tensor  # [num_rows] int32, first token of the sequence around it
+    cu_seqlens: Tensor  # [num_slots + 1] int32
 
 
 Segments = SegmentTable | SegmentSpans
@@ -52,7 +55,7 @@ class EmbedHead:
         if isinstance(segments, SegmentTable):
             rows = pool(hidden, segments, self.modes)
         else:
-            rows = pool_segments(hidden, segments.table, segments.sequence_starts, self.modes)
+            rows = pool_segments(hidden, segments.table, segments.cu_seqlens, self.modes)
         for step in self.steps:
             rows = step(rows)
         return rows
