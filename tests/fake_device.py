@@ -18,6 +18,9 @@ from flowerbed.rose.kernels.attention import AttentionPlan, Backend, LengthGroup
 class FakeEvent:
     cuda_event: int = 0
 
+    def record(self, stream: Any) -> None:
+        pass
+
     def query(self) -> bool:
         return True
 
@@ -50,8 +53,8 @@ class FakeDevice:
     def host_buffer(self, size: int, dtype: torch.dtype) -> Tensor:
         return torch.full((size,), 77, dtype=dtype)  # what was there before
 
-    def event(self, stream: Any) -> FakeEvent:
-        assert stream == self.current
+    def event(self, *, is_urgent: bool) -> FakeEvent:
+        assert is_urgent == (self.current == "urgent")
         return FakeEvent()
 
     def synchronize(self) -> None:

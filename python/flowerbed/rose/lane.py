@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -31,6 +30,7 @@ from flowerbed.rose.staging import StagedInputs, StagingLayout
 
 ALIKE_TOKENS = 4_096
 """Steps from here on run the same kernels: no rule that chooses one looks at more tokens."""
+MAX_VIEWS = 512
 STEPS_IN_FLIGHT = 2
 """One runs, one is enqueued behind it."""
 
@@ -53,8 +53,8 @@ class Device(Protocol):
         """[size], page-locked."""
         ...
 
-    def event(self, stream: Any) -> Event:
-        """An event at the end of what `stream` holds."""
+    def event(self, *, is_urgent: bool) -> Event:
+        """An event; waiting for an urgent one takes a core and is over microseconds after it."""
         ...
 
     def synchronize(self) -> None:
@@ -70,14 +70,33 @@ class Device(Protocol):
         ...
 
 
-@dataclass(slots=True)
 class Slot:
     """Host memory of one step in flight."""
 
-    words: Tensor  # [num_words] int32
-    array: Int32s  # the same memory
-    result: Tensor  # [num_bytes] uint8
-    event: Event | None = None  # after the step that used it last
+    def __init__(self, words: Tensor, result: Tensor) -> None:
+        """Takes words, [num_words] int32, and result, [num_bytes] uint8."""
+        self.array: Int32s = words.numpy()
+        self.event: Event | None = None  # after the step that used it last
+        self.words = Leading(words)
+        self.result = Leading(result)
+
+
+class Leading:
+    """The first elements of a tensor; views are kept, since making one takes microseconds."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        """Takes [size]."""
+        self._tensor = tensor
+        self._views: dict[int, Tensor] = {}
+
+    def __call__(self, size: int) -> Tensor:
+        """[size], a view."""
+        found = self._views.get(size)
+        if found is None:
+            if len(self._views) >= MAX_VIEWS:
+                self._views.clear()
+            found = self._views[size] = self._tensor[:size]
+        return found
 
 
 class Lane:
@@ -86,13 +105,14 @@ class Lane:
     def __init__(self, model: RaggedModel, device: Device, *, is_urgent: bool) -> None:
         self._device = device
         self._model = model
+        self._is_urgent = is_urgent
         self._stream = device.stream(is_urgent=is_urgent)
         self._pool = device.pool()
         self._slots: list[Slot] = []
         self._words = 0
         self._bytes = 0
-        self._inputs = torch.empty(0, dtype=torch.int32, device=device.device)
-        self._result = torch.empty(0, dtype=torch.uint8, device=device.device)
+        self._inputs = Leading(torch.empty(0, dtype=torch.int32, device=device.device))
+        self._result = Leading(torch.empty(0, dtype=torch.uint8, device=device.device))
         self._layouts: dict[GraphKey, tuple[StagingLayout, StagedInputs]] = {}
         self._graphs: GraphCache | None = None
         self._built: set[tuple[int, int]] = set()  # sizes whose kernels were built
@@ -129,14 +149,13 @@ class Lane:
             layout, inputs = self._layout(key)
             slot = self._fill(batch, layout)
             num_words, num_bytes = layout.num_words, batch.num_result_bytes + batch.num_rows
-            self._inputs[:num_words].copy_(slot.words[:num_words], non_blocking=True)
+            self._inputs(num_words).copy_(slot.words(num_words), non_blocking=True)
             if graph is None:
-                self._model.forward(inputs, batch.head, key.max_seqlen, self._result)
+                self._model.forward(inputs, batch.head, key.max_seqlen, self._all_results)
             else:
                 graph.replay()
-            return self._take(
-                slot, self._result, num_bytes, mode, key.num_tokens - batch.num_tokens
-            )
+            rows = self._result(num_bytes)
+            return self._take(slot, rows, mode, key.num_tokens - batch.num_tokens)
 
     def capture(
         self, max_tokens: int, max_row_bytes: int, when: GraphCapture, memory_limit: int
@@ -147,9 +166,9 @@ class Lane:
         self._words = StagingLayout(buckets[-1], max_slots, max_slots).num_words
         self._bytes = max_slots * (max_row_bytes + 1)
         device = self._device.device
-        self._inputs = torch.zeros(self._words, dtype=torch.int32, device=device)
-        self._result = torch.empty(self._bytes, dtype=torch.uint8, device=device)
-        self._slots = [self._new_slot() for _ in range(STEPS_IN_FLIGHT)]
+        self._inputs = Leading(torch.zeros(self._words, dtype=torch.int32, device=device))
+        self._result = Leading(torch.empty(self._bytes, dtype=torch.uint8, device=device))
+        self._slots = [self._new_slot(self._words, self._bytes) for _ in range(STEPS_IN_FLIGHT)]
         is_tight = self._model.backend is not Backend.FLASH_ATTN_4
         self._graphs = GraphCache(
             Grid(buckets, SLOT_CLASSES, self._model.max_seqlen, is_bound_tight=is_tight),
@@ -176,41 +195,45 @@ class Lane:
         return self._device.capture(
             self._stream,
             self._pool,
-            lambda: self._model.forward(inputs, EMBED_HEAD, key.max_seqlen, self._result),
+            lambda: self._model.forward(inputs, EMBED_HEAD, key.max_seqlen, self._all_results),
         )
+
+    @property
+    def _all_results(self) -> Tensor:
+        return self._result(self._bytes)
 
     def _run_padding(self, key: GraphKey) -> None:
         """A step of one sequence that fills all tokens; its rows are not written."""
         layout, inputs = self._layout(key)
-        self._inputs[: layout.num_words].zero_()
+        self._inputs(layout.num_words).zero_()
         inputs.cu_seqlens[1:].fill_(min(key.num_tokens, key.max_seqlen))
-        self._model.forward(inputs, EMBED_HEAD, key.max_seqlen, self._result)
+        self._model.forward(inputs, EMBED_HEAD, key.max_seqlen, self._all_results)
 
     def _layout(self, key: GraphKey) -> tuple[StagingLayout, StagedInputs]:
         found = self._layouts.get(key)
         if found is None:
             layout = StagingLayout(key.num_tokens, key.num_slots, key.num_slots)
-            found = self._layouts[key] = layout, layout.views(self._inputs)
+            found = self._layouts[key] = layout, layout.views(self._inputs(layout.num_words))
         return found
 
     def _run_once(self, batch: Batch) -> LazyTensor:
         """A step that no graph holds, in memory of its own."""
         layout = StagingLayout.around(batch)
         num_bytes = batch.num_result_bytes + batch.num_rows
-        words = self._device.host_buffer(layout.num_words, torch.int32)
-        slot = Slot(words, words.numpy(), self._device.host_buffer(num_bytes, torch.uint8))
+        slot = self._new_slot(layout.num_words, num_bytes)
         layout.pack(batch, slot.array)
         device = self._device.device
         with self._device.on(self._stream):
-            inputs = layout.views(words.to(device, non_blocking=True))
+            words = slot.words(layout.num_words).to(device, non_blocking=True)
+            inputs = layout.views(words)
             result = torch.empty(num_bytes, dtype=torch.uint8, device=device)
             bound = min(self._model.max_seqlen, layout.num_tokens)
             self._model.forward(inputs, batch.head, bound, result)
             padding = layout.num_tokens - batch.num_tokens
-            return self._take(slot, result, num_bytes, "eager", padding, is_reused=False)
+            return self._take(slot, result, "eager", padding, is_reused=False)
 
     def _fill(self, batch: Batch, layout: StagingLayout) -> Slot:
-        slot = self._slots.pop() if self._slots else self._new_slot()
+        slot = self._slots.pop() if self._slots else self._new_slot(self._words, self._bytes)
         if slot.event is not None:
             slot.event.synchronize()  # of a result that nobody waited for
         try:
@@ -224,15 +247,16 @@ class Lane:
         self,
         slot: Slot,
         result: Tensor,
-        num_bytes: int,
         mode: str,
         padding_tokens: int,
         *,
         is_reused: bool = True,
     ) -> LazyTensor:
-        host = slot.result[:num_bytes]
-        host.copy_(result[:num_bytes], non_blocking=True)
-        slot.event = self._device.event(self._stream)
+        host = slot.result(result.shape[0])
+        host.copy_(result, non_blocking=True)
+        if slot.event is None:
+            slot.event = self._device.event(is_urgent=self._is_urgent)
+        slot.event.record(self._stream)
         return LazyTensor(
             host,
             mode=mode,
@@ -242,6 +266,6 @@ class Lane:
             release=(lambda: self._slots.append(slot)) if is_reused else None,
         )
 
-    def _new_slot(self) -> Slot:
-        words = self._device.host_buffer(self._words, torch.int32)
-        return Slot(words, words.numpy(), self._device.host_buffer(self._bytes, torch.uint8))
+    def _new_slot(self, num_words: int, num_bytes: int) -> Slot:
+        words = self._device.host_buffer(num_words, torch.int32)
+        return Slot(words, self._device.host_buffer(num_bytes, torch.uint8))

@@ -7,7 +7,7 @@ in-process callers. Implements `HostRows` of `flowerbed._core`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,10 @@ class Event(Protocol):
     @property
     def cuda_event(self) -> int:
         """The driver's handle."""
+        ...
+
+    def record(self, stream: Any) -> None:
+        """Puts it at the end of what `stream` holds."""
         ...
 
     def query(self) -> bool:
