@@ -15,7 +15,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build demo test test-rust test-python lint lint-python lint-rust lint-size \
+.PHONY: help setup build wheel demo test test-rust test-python lint lint-python lint-rust lint-size \
         bench bench-serving nightly fmt clean check-tools
 
 help: ## list these commands
@@ -24,6 +24,10 @@ help: ## list these commands
 setup: $(STAMPS)/core ## create .venv, install everything, build the Rust core
 
 build: $(STAMPS)/core ## build the Rust core again if its sources changed
+
+wheel: $(STAMPS)/deps ## build the wheel into dist/, for Python 3.11 and newer
+	$(BIN)/maturin build --release --locked --quiet --out dist
+	@ls -sh dist/*.whl
 
 demo: $(STAMPS)/core ## start the whole system, embed real texts, search them, stop
 	@$(BIN)/python examples/demo.py
