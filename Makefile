@@ -26,7 +26,7 @@ setup: $(STAMPS)/core ## create .venv, install everything, build the Rust core
 build: $(STAMPS)/core ## build the Rust core again if its sources changed
 
 wheel: $(STAMPS)/deps ## build the wheel into dist/, for Python 3.11 and newer
-	$(BIN)/maturin build --release --locked --quiet --out dist
+	VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(BIN)/maturin build --release --locked --quiet --out dist
 	@ls -sh dist/*.whl
 
 demo: $(STAMPS)/core ## start the whole system, embed real texts, search them, stop

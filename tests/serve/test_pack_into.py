@@ -1,4 +1,5 @@
-"""`Batch.pack_into` against the batch's own columns, on batches that Tulip forms from real requests."""
+"""`Batch.pack_into` against the batch's own columns, and the same in Python for batches made there, on
+batches that Tulip forms from real requests."""
 
 from __future__ import annotations
 
@@ -8,10 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from flowerbed.rose.inputs import PackedBatch
+from flowerbed.rose.staging import StagingLayout
 from serve.joint import WIDTH, joint
 
 NO_PAIR = 2**31 - 1
-HEADER = 4
 INPUTS = [[5], [6, 7, 8], [9] * 300, list(range(1, 40)), [10, 11]]
 
 
@@ -90,9 +92,24 @@ def check(batch: Any, padding: int) -> None:
     batch.pack_into(buffer, *shape)
     np.testing.assert_array_equal(buffer[:-3], expected)
     np.testing.assert_array_equal(buffer[-3:], -1)
+    twin = np.full(len(expected), -1, np.int32)
+    StagingLayout(*shape).pack(in_python(batch), twin)
+    np.testing.assert_array_equal(twin, expected)
     again = bytearray(expected.nbytes)
     batch.pack_into(memoryview(again).cast("i"), *shape)
     assert again == expected.tobytes()
+
+
+def in_python(batch: Any) -> PackedBatch:
+    pairs = batch.pair_starts()
+    return PackedBatch(
+        token_ids=column(batch.ids()),
+        offsets=column(batch.cu_seqlens()),
+        spans=column(batch.segments()).reshape(-1, 2),
+        formats=column(batch.row_formats()).reshape(-1, 5),
+        num_result_bytes=batch.num_result_bytes,
+        second_texts=None if pairs is None else column(pairs),
+    )
 
 
 def check_refusals(batch: Any) -> None:

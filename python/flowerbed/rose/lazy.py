@@ -1,7 +1,7 @@
 """The result of a step before the device has finished it.
 
 Knows nothing of what the bytes mean. Made by the engine's runners; read by the worker's bridge and by
-in-process callers. Implements `HostRows` of `flowerbed._core`.
+in-process callers. Implements `Rows` of `flowerbed._core`.
 """
 
 from __future__ import annotations
