@@ -34,7 +34,8 @@ const STEP_MODES: [&str; 3] = ["eager", "capture", "replay"];
 
 /// Seconds; a query's step takes 1 ms on a GPU, a long batch's on a CPU seconds.
 const SECONDS: [f64; 18] = [
-    0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0,
+    0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0,
+    5.0, 10.0, 60.0,
 ];
 /// Tokens; the knees of all devices lie within.
 const TOKENS: [f64; 12] = [
