@@ -73,7 +73,6 @@ class Batch:
         - `cu_seqlens` [num_slots + 1]; unused slots repeat `num_tokens`
         - `pair_starts` [num_slots]; 2**31 - 1 where a sequence has no second text, and unused ones
         - `segments` [num_rows_padded, 2]; unused ones 0
-        - first token of the sequence that holds each segment, [num_rows_padded]; unused ones 0
         - `row_formats` [num_rows_padded, 5]; unused ones 0
         - `ids` [num_tokens_padded]; padding 0
 

@@ -26,8 +26,6 @@ pub struct Batch {
     pub pair_starts: Option<Vec<u32>>,
     /// `[num_segments, 2]` start and end, counted from the batch's start.
     pub segments: Vec<u32>,
-    /// `[num_segments]` first token of the sequence that holds the segment.
-    pub sequence_starts: Vec<u32>,
     /// `[num_rows, 5]` segment, byte offset, dtype code, dimensions, normalize.
     pub row_formats: Vec<u32>,
     /// Longest sequence, tokens.
@@ -72,7 +70,6 @@ impl Batch {
             cu_seqlens: vec![0],
             pair_starts: chunks.iter().any(|chunk| chunk.has_pairs).then(Vec::new),
             segments: Vec::new(),
-            sequence_starts: Vec::new(),
             row_formats: Vec::new(),
             max_seqlen: 0,
             num_result_bytes: 0,
@@ -113,7 +110,6 @@ impl Batch {
             let rows = sequence.first_row..sequence.first_row + sequence.num_rows;
             for &(from, to) in &chunk.segments[rows] {
                 self.segments.extend([start + from, start + to]);
-                self.sequence_starts.push(start);
             }
         }
         for (output, format) in chunk.outputs.iter().enumerate() {

@@ -10,8 +10,8 @@ use crate::batch::Batch;
 pub const NO_PAIR: i32 = i32::MAX;
 /// Values before the first column: the status offset, the tokens, and two that are zero.
 const HEADER: usize = 4;
-/// Values of a segment and its row: start, end, the sequence's start, and the row's format.
-const ROW_VALUES: usize = 3 + Batch::FORMAT_COLUMNS;
+/// Values of a segment and its row: start, end, and the row's format.
+const ROW_VALUES: usize = 2 + Batch::FORMAT_COLUMNS;
 
 /// What a step has room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ impl StepShape {
     }
 
     fn check(self, batch: &Batch, num_values: usize) -> Result<(), String> {
-        let rows = batch.num_rows().max(batch.sequence_starts.len());
+        let rows = batch.num_rows().max(batch.segments.len() / 2);
         for (name, room, has, what) in [
             (
                 "num_tokens_padded",
@@ -74,7 +74,6 @@ impl Batch {
     /// | `cu_seqlens [num_slots + 1]` | the number of tokens |
     /// | `pair_starts [num_slots]`, [`NO_PAIR`] where a sequence has no second text | [`NO_PAIR`] |
     /// | `segments [num_rows, 2]` | 0 |
-    /// | `sequence_starts [num_rows]` | 0 |
     /// | `row_formats [num_rows, 5]` | 0 |
     /// | `ids [num_tokens]` | 0 |
     ///
@@ -106,7 +105,6 @@ impl Batch {
             }
         }
         columns.put(&self.segments, 2 * num_rows, 0);
-        columns.put(&self.sequence_starts, num_rows, 0);
         columns.put(&self.row_formats, Self::FORMAT_COLUMNS * num_rows, 0);
         columns.put(&self.ids, num_tokens, 0);
         Ok(())

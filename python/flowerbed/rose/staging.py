@@ -69,7 +69,7 @@ class StagingLayout:
 
     def views(self, buffer: Tensor) -> StagedInputs:
         """The tables in `buffer`, [at least num_words] int32."""
-        cu_seqlens, pairs, segments, _, formats, ids = (
+        cu_seqlens, pairs, segments, formats, ids = (
             buffer[start:end]
             for start, end in zip((HEADER_WORDS, *self._ends()), self._ends(), strict=False)
         )
@@ -102,10 +102,7 @@ class StagingLayout:
             raise ValueError("the batch is larger than the step it was put into")
         words[: self.num_words] = 0
         words[0], words[1] = batch.num_result_bytes, num_tokens
-        at_cu, at_pairs, at_segments, at_starts, at_formats, at_ids = (
-            HEADER_WORDS,
-            *self._ends()[:-1],
-        )
+        at_cu, at_pairs, at_segments, at_formats, at_ids = (HEADER_WORDS, *self._ends()[:-1])
         words[at_cu:at_pairs] = num_tokens
         words[at_cu : at_cu + num_slots + 1] = cu_seqlens
         words[at_pairs:at_segments] = NO_PAIR
@@ -114,8 +111,6 @@ class StagingLayout:
             lengths = np.diff(cu_seqlens)
             words[at_pairs : at_pairs + num_slots] = np.where(starts >= lengths, NO_PAIR, starts)
         words[at_segments : at_segments + spans.size] = spans.ravel()
-        sequence = np.searchsorted(cu_seqlens, spans[:, 0], side="right") - 1
-        words[at_starts : at_starts + len(spans)] = cu_seqlens[np.minimum(sequence, num_slots)]
         words[at_formats : at_formats + formats.size] = formats.ravel()
         words[at_ids : at_ids + num_tokens] = ids
 
@@ -123,9 +118,8 @@ class StagingLayout:
         cu_seqlens = HEADER_WORDS + self.num_slots + 1
         pairs = cu_seqlens + self.num_slots
         segments = pairs + 2 * self.num_rows
-        starts = segments + self.num_rows
-        formats = starts + 5 * self.num_rows
-        return cu_seqlens, pairs, segments, starts, formats, formats + self.num_tokens
+        formats = segments + 5 * self.num_rows
+        return cu_seqlens, pairs, segments, formats, formats + self.num_tokens
 
 
 def _checked(batch: Batch) -> tuple[Int32s, Int32s, Int32s, Int32s]:
