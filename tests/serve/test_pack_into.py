@@ -68,17 +68,14 @@ def packed(batch: Any, tokens: int, slots: int, rows: int) -> NDArray[np.int32]:
         return np.pad(values, (0, size - len(values)), constant_values=filler)
 
     cu_seqlens = column(batch.cu_seqlens())
-    spans = column(batch.segments()).reshape(-1, 2)
     pairs = batch.pair_starts()
     seconds = np.full(0, 0, np.int32) if pairs is None else column(pairs)
-    holder = np.searchsorted(cu_seqlens, spans[:, 0], side="right") - 1
     return np.concatenate(
         [
             np.array([batch.num_result_bytes, batch.num_tokens, 0, 0], np.int32),
             padded(cu_seqlens, slots + 1, batch.num_tokens),
             padded(seconds, slots, NO_PAIR),
-            padded(spans.ravel(), 2 * rows),
-            padded(cu_seqlens[holder], rows),
+            padded(column(batch.segments()), 2 * rows),
             padded(column(batch.row_formats()), 5 * rows),
             padded(column(batch.ids()), tokens),
         ]
