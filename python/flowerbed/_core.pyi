@@ -70,7 +70,8 @@ class Batch:
         In this order, and what lies behind is left as it is:
 
         - status offset (`num_result_bytes`), `num_tokens`, 0, 0
-        - `cu_seqlens` [num_slots + 1]; unused slots repeat `num_tokens`
+        - `cu_seqlens` [num_slots + 2]; unused slots repeat `num_tokens`, the last is
+          `num_tokens_padded`
         - `pair_starts` [num_slots]; 2**31 - 1 where a sequence has no second text, and unused ones
         - `segments` [num_rows_padded, 2]; unused ones 0
         - `row_formats` [num_rows_padded, 5]; unused ones 0

@@ -24,7 +24,7 @@ class Fixture:
     def __init__(self, when: GraphCapture, *, is_tight: bool = False, limit: int = 1 << 40) -> None:
         self.captured: list[GraphKey] = []
         self.cache = GraphCache(
-            Grid(token_buckets(2_048), (16, 64), 512, is_bound_tight=is_tight),
+            Grid(token_buckets(2_048), (16, 64), is_bound_tight=is_tight),
             when=when,
             memory_limit=limit,
             capture=self.capture,
@@ -55,7 +55,7 @@ def test_buckets_grow_coarser_and_reach_the_largest_step() -> None:
         (1, 1, GraphKey(64, 16, 64)),
         (64, 16, GraphKey(64, 16, 64)),
         (65, 17, GraphKey(128, 64, 128)),
-        (1_025, 64, GraphKey(1_280, 64, 512)),
+        (1_025, 64, GraphKey(1_280, 64, 1_280)),
         (2_049, 1, None),
         (64, 65, None),
     ],
@@ -70,8 +70,8 @@ def test_at_start_the_whole_grid_is_captured_the_largest_first() -> None:
     fixture = Fixture(GraphCapture.START)
     fixture.cache.capture_all()
     assert len(fixture.captured) == len(fixture.cache) == 2 * len(token_buckets(2_048))
-    assert fixture.captured[0] == GraphKey(2_048, 64, 512)
-    assert fixture.run(700, 3) == (GraphKey(704, 16, 512), "replay")
+    assert fixture.captured[0] == GraphKey(2_048, 64, 2_048)
+    assert fixture.run(700, 3) == (GraphKey(704, 16, 704), "replay")
     assert fixture.cache.counts == {"replay": 1}
 
 
@@ -87,15 +87,15 @@ def test_a_larger_graph_serves_a_new_size_if_it_wastes_little() -> None:
     fixture = Fixture(GraphCapture.LAZY)
     for _ in range(2):
         fixture.run(1_024)
-    assert fixture.run(800) == (GraphKey(1_024, 16, 512), "replay")  # 22% padding
-    assert fixture.run(700) == (GraphKey(704, 16, 512), "eager")  # would be 31%
-    assert fixture.run(800) == (GraphKey(832, 16, 512), "capture")  # it came again
+    assert fixture.run(800) == (GraphKey(1_024, 16, 1_024), "replay")  # 22% padding
+    assert fixture.run(700) == (GraphKey(704, 16, 704), "eager")  # would be 31%
+    assert fixture.run(800) == (GraphKey(832, 16, 832), "capture")  # it came again
 
 
 def test_a_tight_bound_is_part_of_the_key_and_has_few_values() -> None:
     cache = Fixture(GraphCapture.LAZY, is_tight=True).cache
     bounds = {cache.key(600, 1, longest).max_seqlen for longest in range(1, 513)}  # pyright: ignore
-    assert bounds == {16, 32, 64, 128, 256, 512}
+    assert bounds == {64, 128, 256, 512}
 
 
 def test_over_the_memory_limit_the_least_recently_used_goes() -> None:

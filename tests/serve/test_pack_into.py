@@ -74,6 +74,7 @@ def packed(batch: Any, tokens: int, slots: int, rows: int) -> NDArray[np.int32]:
         [
             np.array([batch.num_result_bytes, batch.num_tokens, 0, 0], np.int32),
             padded(cu_seqlens, slots + 1, batch.num_tokens),
+            np.array([tokens], np.int32),
             padded(seconds, slots, NO_PAIR),
             padded(column(batch.segments()), 2 * rows),
             padded(column(batch.row_formats()), 5 * rows),

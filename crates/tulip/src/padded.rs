@@ -29,7 +29,7 @@ impl StepShape {
     #[must_use]
     pub fn num_values(self) -> usize {
         HEADER
-            .saturating_add(self.num_slots.saturating_mul(2).saturating_add(1))
+            .saturating_add(self.num_slots.saturating_mul(2).saturating_add(2))
             .saturating_add(self.num_rows.saturating_mul(ROW_VALUES))
             .saturating_add(self.num_tokens)
     }
@@ -71,7 +71,7 @@ impl Batch {
     /// | values | unused |
     /// |---|---|
     /// | bytes of all rows, tokens, 0, 0 | |
-    /// | `cu_seqlens [num_slots + 1]` | the number of tokens |
+    /// | `cu_seqlens [num_slots + 2]`, the last the end of the padding | the number of tokens |
     /// | `pair_starts [num_slots]`, [`NO_PAIR`] where a sequence has no second text | [`NO_PAIR`] |
     /// | `segments [num_rows, 2]` | 0 |
     /// | `row_formats [num_rows, 5]` | 0 |
@@ -92,6 +92,7 @@ impl Batch {
         let mut columns = Columns(values);
         columns.put(&[self.num_result_bytes as u32, real_tokens], HEADER, 0);
         columns.put(&self.cu_seqlens, num_slots + 1, real_tokens.cast_signed());
+        columns.put(&[num_tokens as u32], 1, 0);
         let pair_starts = columns.put(
             self.pair_starts.as_deref().unwrap_or_default(),
             num_slots,

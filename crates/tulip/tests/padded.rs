@@ -92,7 +92,7 @@ fn every_column_lies_in_its_place_and_the_rest_is_padding() {
     let values = packed(&batch(true), SHAPE, SHAPE.num_values() + 2).unwrap();
     let expected = [
         vec![3 * 24 + 24, 7, 0, 0],
-        vec![0, 3, 5, 7, 7], // cu_seqlens
+        vec![0, 3, 5, 7, 7, 8], // cu_seqlens
         vec![2, NO_PAIR, NO_PAIR, NO_PAIR],
         [0, 1, 1, 3, 3, 5, 5, 7]
             .into_iter()
@@ -121,8 +121,8 @@ fn a_batch_that_fills_its_shape_has_no_padding() {
         num_rows: 8,
     };
     let values = packed(&batch(false), shape, shape.num_values()).unwrap();
-    assert_eq!(values[4..8], [0, 3, 5, 7]);
-    assert_eq!(values[8..11], [NO_PAIR; 3]);
+    assert_eq!(values[4..9], [0, 3, 5, 7, 7]);
+    assert_eq!(values[9..12], [NO_PAIR; 3]);
     assert_eq!(values[values.len() - 7..], [11, 12, 13, 21, 22, 21, 22]);
 }
 
@@ -155,14 +155,14 @@ fn what_does_not_fit_is_refused_by_name_and_writes_nothing() {
             size,
             "num_rows_padded is 7, but the batch has 8 rows",
         ),
-        (SHAPE, size - 1, "buffer holds 83 int32, but 84 are needed"),
+        (SHAPE, size - 1, "buffer holds 84 int32, but 85 are needed"),
         (
             StepShape {
                 num_tokens: usize::MAX,
                 ..SHAPE
             },
             size,
-            "buffer holds 84 int32, but 18446744073709551615 are needed",
+            "buffer holds 85 int32, but 18446744073709551615 are needed",
         ),
     ] {
         assert_eq!(packed(&batch, shape, num_values).unwrap_err(), message);

@@ -38,7 +38,7 @@ class RaggedModel:
         """
         num_tokens = inputs.ids.shape[0]
         positions, token_types = token_places(inputs.cu_seqlens, inputs.pair_starts, num_tokens)
-        plan = AttentionPlan(self.backend, inputs.cu_seqlens, max_seqlen)
+        plan = AttentionPlan(self.backend, inputs.padded_cu_seqlens, max_seqlen)
         hidden = self.encoder(inputs.ids, ForwardContext(positions, token_types, plan))
         rows = self.heads[head](hidden, SegmentSpans(inputs.segments, inputs.cu_seqlens))
         quantizer = self.quantizer if head == EMBED_HEAD else None

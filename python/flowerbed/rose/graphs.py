@@ -42,7 +42,7 @@ class GraphKey:
 
     num_tokens: int
     num_slots: int  # sequences, and rows
-    max_seqlen: int  # no sequence may be longer
+    max_seqlen: int  # no sequence may be longer, the padding included
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,9 @@ class Grid:
 
     buckets: tuple[int, ...]  # token counts, ascending
     slot_classes: tuple[int, ...]  # sequence counts, ascending
-    max_seqlen: int  # of the model
     is_bound_tight: bool
     """Whether the longest sequence is part of a key, as attention kernels want whose time grows with
-    the bound; else the bound is always the largest that can be."""
+    the bound; else the bound is all tokens."""
 
 
 def token_buckets(max_tokens: int) -> tuple[int, ...]:
@@ -117,9 +116,9 @@ class GraphCache:
         ):
             return None
         tokens = self._grid.buckets[bucket]
-        bound = min(self._grid.max_seqlen, tokens)
+        bound = tokens
         if self._grid.is_bound_tight:
-            bound = min(bound, 1 << max(4, (max_seqlen - 1).bit_length()))
+            bound = min(tokens, 1 << max(6, (max_seqlen - 1).bit_length()))
         return GraphKey(tokens, self._grid.slot_classes[slots], bound)
 
     def capture_all(self) -> None:
@@ -136,7 +135,7 @@ class GraphCache:
                         self._memory_limit >> 20,
                     )
                     return
-                self._add(GraphKey(num_tokens, num_slots, min(self._grid.max_seqlen, num_tokens)))
+                self._add(GraphKey(num_tokens, num_slots, num_tokens))
 
     def choose(self, wanted: GraphKey) -> tuple[GraphKey, Graph | None, str]:
         """How to run a step of `wanted`: the key to pad it to, its graph or None, and the mode's name."""

@@ -171,13 +171,13 @@ class Lane:
         self._slots = [self._new_slot(self._words, self._bytes) for _ in range(STEPS_IN_FLIGHT)]
         is_tight = self._model.backend is not Backend.FLASH_ATTN_4
         self._graphs = GraphCache(
-            Grid(buckets, SLOT_CLASSES, self._model.max_seqlen, is_bound_tight=is_tight),
+            Grid(buckets, SLOT_CLASSES, is_bound_tight=is_tight),
             when=GraphCapture.LAZY if is_tight and when is GraphCapture.START else when,
             memory_limit=memory_limit,
             capture=self._capture_key,
         )
         # The largest step, so that its memory is there before requests come.
-        largest = GraphKey(buckets[-1], SLOT_CLASSES[-1], min(self._model.max_seqlen, buckets[-1]))
+        largest = GraphKey(buckets[-1], SLOT_CLASSES[-1], buckets[-1])
         with self._device.on(self._stream):
             self._run_padding(largest)
         self._device.synchronize()
@@ -206,7 +206,8 @@ class Lane:
         """A step of one sequence that fills all tokens; its rows are not written."""
         layout, inputs = self._layout(key)
         self._inputs(layout.num_words).zero_()
-        inputs.cu_seqlens[1:].fill_(min(key.num_tokens, key.max_seqlen))
+        inputs.cu_seqlens[1:].fill_(min(key.num_tokens, self._model.max_seqlen))
+        inputs.padded_cu_seqlens[-1:].fill_(key.num_tokens)
         self._model.forward(inputs, EMBED_HEAD, key.max_seqlen, self._all_results)
 
     def _layout(self, key: GraphKey) -> tuple[StagingLayout, StagedInputs]:
@@ -227,8 +228,7 @@ class Lane:
             words = slot.words(layout.num_words).to(device, non_blocking=True)
             inputs = layout.views(words)
             result = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-            bound = min(self._model.max_seqlen, layout.num_tokens)
-            self._model.forward(inputs, batch.head, bound, result)
+            self._model.forward(inputs, batch.head, layout.num_tokens, result)
             padding = layout.num_tokens - batch.num_tokens
             return self._take(slot, result, "eager", padding, is_reused=False)
 

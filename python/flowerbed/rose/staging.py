@@ -1,7 +1,9 @@
 """A batch as one buffer of int32, so that one copy brings it to the device.
 
 Its layout depends on padded sizes alone, not on lengths: a CUDA graph that reads it serves every batch
-that fits them. Called by `ragged`. The Rust core's batches write themselves (`pack_into` of
+that fits them. For attention the padding is a sequence of its own: kernels read whole tiles of keys and
+values past a sequence's end, and what nobody computed there may be no number, which no mask removes.
+Called by `ragged`. The Rust core's batches write themselves (`pack_into` of
 `flowerbed._core`); this file does it for batches made in this process.
 """
 
@@ -38,6 +40,7 @@ class StagedInputs:
 
     status_offset: Tensor  # [1], where the rows' statuses stand in the result
     cu_seqlens: Tensor  # [num_slots + 1]; unused slots are empty and stand last
+    padded_cu_seqlens: Tensor  # [num_slots + 2], the same, and the padding as one more sequence
     pair_starts: Tensor  # [num_slots], from the sequence's start; NO_PAIR: one text
     segments: Tensor  # [num_rows, 2], first token and the one after the last; unused: empty
     formats: Tensor  # [num_rows, 5], see `kernels.pack`; unused rows have no dimensions
@@ -75,7 +78,8 @@ class StagingLayout:
         )
         return StagedInputs(
             status_offset=buffer[:1],
-            cu_seqlens=cu_seqlens,
+            cu_seqlens=cu_seqlens[:-1],
+            padded_cu_seqlens=cu_seqlens,
             pair_starts=pairs,
             segments=segments.view(self.num_rows, 2),
             formats=formats.view(self.num_rows, 5),
@@ -103,7 +107,8 @@ class StagingLayout:
         words[: self.num_words] = 0
         words[0], words[1] = batch.num_result_bytes, num_tokens
         at_cu, at_pairs, at_segments, at_formats, at_ids = (HEADER_WORDS, *self._ends()[:-1])
-        words[at_cu:at_pairs] = num_tokens
+        words[at_cu : at_pairs - 1] = num_tokens
+        words[at_pairs - 1] = self.num_tokens
         words[at_cu : at_cu + num_slots + 1] = cu_seqlens
         words[at_pairs:at_segments] = NO_PAIR
         if (pair_starts := batch.pair_starts()) is not None:
@@ -115,7 +120,7 @@ class StagingLayout:
         words[at_ids : at_ids + num_tokens] = ids
 
     def _ends(self) -> tuple[int, ...]:
-        cu_seqlens = HEADER_WORDS + self.num_slots + 1
+        cu_seqlens = HEADER_WORDS + self.num_slots + 2
         pairs = cu_seqlens + self.num_slots
         segments = pairs + 2 * self.num_rows
         formats = segments + 5 * self.num_rows

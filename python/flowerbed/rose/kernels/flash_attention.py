@@ -5,6 +5,7 @@ So one CUDA graph serves any lengths. Knows no models. Called by `kernels.attent
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -90,6 +91,9 @@ def flash_attention(
 
 @cache
 def _flash_attn_4() -> Any:
-    from flash_attn.cute import flash_attn_varlen_func  # pyright: ignore
-
+    # Its compiler warns of its own code, while it is imported and at the first call.
+    warnings.filterwarnings("ignore", "Argument aux_data", UserWarning)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from flash_attn.cute import flash_attn_varlen_func  # pyright: ignore
     return flash_attn_varlen_func
