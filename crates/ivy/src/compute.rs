@@ -13,6 +13,8 @@ use tokio::sync::oneshot;
 
 use crate::error::internal;
 
+/// One text of this size, in bytes, is tokenized sooner than a thread of a pool wakes up.
+const MAX_INLINE_BYTES: usize = 1_024;
 /// Texts of a short request, in bytes, all together. JSON of this size is done on the runtime.
 const MAX_SHORT_BYTES: usize = 16 * 1_024;
 /// A longer text keeps a thread for longer than others should wait.
@@ -30,7 +32,9 @@ pub(crate) struct Compute {
 /// What a job does, and so where it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// Tokenizes a query.
+    /// Tokenizes one query, where it came in.
+    Inline,
+    /// Tokenizes queries.
     Short,
     /// Tokenizes documents.
     Long,
@@ -43,10 +47,13 @@ pub(crate) enum Work {
 impl Work {
     /// Tokenizing texts of these sizes, in bytes.
     pub(crate) fn tokenizing(sizes: impl IntoIterator<Item = usize>) -> Self {
-        let (total, largest) = sizes
+        let (count, total, largest) = sizes
             .into_iter()
-            .fold((0, 0), |(sum, max), size| (sum + size, max.max(size)));
+            .fold((0, 0, 0), |(count, sum, max), size| {
+                (count + 1, sum + size, max.max(size))
+            });
         match (total, largest) {
+            (total, _) if count == 1 && total <= MAX_INLINE_BYTES => Self::Inline,
             (total, _) if total <= MAX_SHORT_BYTES => Self::Short,
             (_, largest) if largest <= MAX_LONG_TEXT_BYTES => Self::Long,
             _ => Self::Huge,
@@ -95,6 +102,10 @@ impl Compute {
         job: impl FnOnce(IsAbandoned<'_>) -> T + Send + 'static,
     ) -> Result<T, Error> {
         let pool = match work {
+            Work::Inline => {
+                return catch_unwind(AssertUnwindSafe(|| job(&|| false)))
+                    .map_err(|_| internal("a compute job panicked"));
+            }
             Work::Short => &self.short,
             Work::Long => &self.long,
             Work::Huge => &self.huge,
@@ -127,11 +138,11 @@ mod tests {
     #[tokio::test]
     async fn a_job_that_panics_fails_its_request_only() {
         let compute = Compute::new(1).unwrap();
-        let failed = compute
-            .run(Work::Short, |_| -> u32 { panic!("on purpose") })
-            .await;
-        assert_eq!(failed.unwrap_err().kind, ErrorKind::Internal);
-        assert_eq!(compute.run(Work::Short, |_| 7).await, Ok(7));
+        for work in [Work::Inline, Work::Short] {
+            let failed = compute.run(work, |_| -> u32 { panic!("on purpose") }).await;
+            assert_eq!(failed.unwrap_err().kind, ErrorKind::Internal);
+            assert_eq!(compute.run(work, |_| 7).await, Ok(7));
+        }
     }
 
     #[tokio::test]

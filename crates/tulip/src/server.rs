@@ -33,7 +33,7 @@ use crate::state::{Phase, State};
 use crate::waiter::{self, Launched, PendingRows};
 
 /// The gateway's side of a connection is idle in the kernel for a while; two threads keep up.
-const RUNTIME_THREADS: usize = 2;
+const RUNTIME_THREADS: usize = 1;
 /// Answers that are already made get this long to leave.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
