@@ -28,7 +28,7 @@ SIZES = {
     "hidden_size": 128,
     "intermediate_size": 256,
     "num_hidden_layers": 3,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 514,
     "vocab_size": VOCAB_ROWS,
     "initializer_range": 0.1,
 }
