@@ -34,7 +34,7 @@ class GroupedRunner:
         device: torch.device,
         quantizer: Quantizer | None,
     ) -> None:
-        self._quantizer = quantizer
+        self._quantizer: Quantizer | None = quantizer
         self._encoder = encoder
         self._heads = heads
         self._device = device
