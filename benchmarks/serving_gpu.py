@@ -20,6 +20,7 @@ import machine
 from loadgen import Item, Report, Stream, run
 from rich.console import Console
 from rich.table import Table
+from scrape import Scrape
 
 from flowerbed.background import serving
 
@@ -55,12 +56,24 @@ class Bench:
     ) -> list[Report]:
         """Streams of (name, items, pace), side by side."""
         seconds *= self.scale
-        named = [Stream(name, items, pace, seconds, "seed=5,check=no") for name, items, pace in streams]
+        named = [
+            Stream(name, items, pace, seconds, "seed=5,check=no") for name, items, pace in streams
+        ]
+        before = Scrape.of(self.address)
         reports = run(self.address, named)
+        after = Scrape.of(self.address)
         for stream, report in zip(named, reports, strict=True):
             if report["wrong"] or report["unexpected"] or report["errors"]:
                 print(f"warning: {figure}: {report}", file=sys.stderr)
-            self.rows.append({"figure": figure, "pace": stream.pace, **report})
+            lane = "bulk" if stream.items[0].headers == BULK else "online"
+            in_gateway = {
+                part: round(
+                    1e3 * after.mean_since(before, f"flowerbed_{part}_seconds", **labels), 3
+                )
+                for part, labels in (("request", {"lane": lane}), ("tokenize", {}))
+            }
+            row = {"figure": figure, "pace": stream.pace, "in_gateway_ms": in_gateway, **report}
+            self.rows.append(row)
         return reports
 
     def measure(self) -> None:
@@ -89,7 +102,7 @@ def show(rows: list[Row], console: Console) -> None:
     table = Table(title="milliseconds; rates a second")
     for column in ("figure", "n", "answers/s", "p50", "p95", "p99", "p99.9", "max", "rows/s"):
         table.add_column(column)
-    for column in ("queue", "step", "client cores", "lost"):
+    for column in ("gateway", "queue", "step", "client cores", "lost"):
         table.add_column(column)
     for row in rows:
         latency = row["latency_ms"]
@@ -100,7 +113,8 @@ def show(rows: list[Row], console: Console) -> None:
         lost = f"{row['re_index_lost']:.1%}" if "re_index_lost" in row else ""
         made = f"{row['rows_per_second']:.0f}"
         figure = f"{row['figure']}: {row['name']}"
-        table.add_row(figure, *counts, *spread, made, *parts, client, lost)
+        gateway = f"{row['in_gateway_ms']['request']:.2f}"
+        table.add_row(figure, *counts, *spread, made, gateway, *parts, client, lost)
     console.print(table)
 
 
