@@ -19,6 +19,9 @@ from flowerbed.errors import FlowerbedError, ModelError
 from flowerbed.folder import read_folder
 from flowerbed.report import Report
 
+VERIFIED_CAPABILITIES = ((9, 0),)
+"""GPUs that the tests marked gpu ran on: an H200."""
+COMPILED_FROM = (8, 0)
 MIN_OPEN_FILES = 1_024
 """Each open connection takes one."""
 _NEEDED = ("torch", "safetensors")
@@ -106,12 +109,22 @@ def _core(report: Report) -> None:
 def _machine(report: Report, device: str) -> None:
     features = machine.cpu_features()
     report.add("cpu", name=machine.cpu_name(), cores=machine.num_cores(), **features)
-    for index, name in enumerate(machine.gpu_names()):
-        report.add("gpus", **{f"cuda:{index}": name})
+    for index, (name, capability) in enumerate(machine.gpus()):
+        report.add("gpus", **{f"cuda:{index}": f"{name}, {_support(capability)}"})
     try:
         report.add("devices", **{device: ", ".join(devices.expand(device))})
     except FlowerbedError as error:
         report.error(str(error), "; ".join(getattr(error, "__notes__", [])))
+
+
+def _support(capability: tuple[int, int]) -> str:
+    """What is known of the kernels on a GPU of this compute capability."""
+    number = f"sm_{capability[0]}{capability[1]}"
+    if capability in VERIFIED_CAPABILITIES:
+        return f"{number}: kernels verified and measured"
+    if capability >= COMPILED_FROM:
+        return f"{number}: kernels are compiled in tests, but were never run on such a GPU"
+    return f"{number}: too old for bfloat16 and ragged attention; steps run in float32, one by one"
 
 
 def _engine(report: Report) -> None:

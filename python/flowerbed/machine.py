@@ -13,6 +13,7 @@ import socket
 from pathlib import Path
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
 _CPU_FEATURES = {  # ours -> as /proc/cpuinfo writes it
     "avx2": "avx2",
@@ -47,7 +48,12 @@ def num_threads() -> int:
 
 
 def gpu_names() -> list[str]:
-    """Names of the GPUs that CUDA shows to this process. Makes no context on any."""
+    """Names of the GPUs that CUDA shows to this process."""
+    return [name for name, _ in gpus()]
+
+
+def gpus() -> list[tuple[str, tuple[int, int]]]:
+    """Name and compute capability of each GPU that CUDA shows to this process. Makes no context on any."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -55,13 +61,17 @@ def gpu_names() -> list[str]:
     count = ctypes.c_int()
     if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return []
-    names: list[str] = []
+    found: list[tuple[str, tuple[int, int]]] = []
     for index in range(count.value):
         device, name = ctypes.c_int(), ctypes.create_string_buffer(128)
         is_known = cuda.cuDeviceGet(ctypes.byref(device), index) == 0
         is_known = is_known and cuda.cuDeviceGetName(name, len(name), device) == 0
-        names.append(name.value.decode(errors="replace") if is_known else "unknown")
-    return names
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        for value, attribute in ((major, _MAJOR), (minor, _MINOR)):
+            cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+        text = name.value.decode(errors="replace") if is_known else "unknown"
+        found.append((text, (major.value, minor.value)))
+    return found
 
 
 def max_open_files() -> int:

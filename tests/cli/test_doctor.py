@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 from flowerbed import _core, doctor, machine
 from flowerbed.config import CPU_BATCH_TOKENS
 
@@ -157,3 +159,20 @@ def test_looking_at_an_installation_imports_no_model_code():
     code = "import sys, flowerbed.doctor; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not set(done.stdout.split()) & {"torch", "flowerbed.rose", "huggingface_hub"}
+
+
+@pytest.mark.parametrize(
+    ("capability", "said"),
+    [
+        ((9, 0), "sm_90: kernels verified"),
+        ((8, 6), "sm_86: kernels are compiled"),
+        ((7, 5), "too old"),
+    ],
+)
+def test_a_gpu_is_told_with_what_is_known_of_the_kernels_on_it(
+    examine, monkeypatch, capability, said
+):
+    monkeypatch.setattr("flowerbed.machine.gpus", lambda: [("NVIDIA Test", capability)])
+    facts = examine().facts["gpus"]
+    assert facts["cuda:0"].startswith("NVIDIA Test, ")
+    assert said in facts["cuda:0"]

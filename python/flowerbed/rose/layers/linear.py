@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from flowerbed.rose.kernels.linear import linear, pack_weight
+from flowerbed.rose.kernels.fused_linear import linear_activation
+from flowerbed.rose.kernels.linear import pack_weight
 
 
 class Linear:
@@ -18,4 +19,4 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_rows, in_features]; returns [num_rows, out_features]."""
-        return linear(x, self.weight, self.bias, self.activation)
+        return linear_activation(x, self.weight, self.bias, self.activation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flowerbed.rose.kernels.activation import swiglu
+from flowerbed.rose.kernels.fused_linear import linear_swiglu
 from flowerbed.rose.layers.linear import Linear
 from flowerbed.rose.weights import Weights
 
@@ -48,4 +48,4 @@ class GatedFeedForward:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_tokens, hidden]; returns the same shape."""
-        return self.down(swiglu(self.gate_up(x)))
+        return self.down(linear_swiglu(x, self.gate_up.weight))

@@ -9,6 +9,13 @@ from torch import Tensor
 
 from flowerbed.rose.inputs import ForwardContext
 from flowerbed.rose.kernels.attention import attention
+from flowerbed.rose.kernels.fused_linear import (
+    HEAD_DIM,
+    fuses_norm_rope,
+    fuses_products,
+    linear_norm_rope,
+    norm_rope_weights,
+)
 from flowerbed.rose.kernels.rope import qk_norm_rope_
 from flowerbed.rose.layers.linear import Linear
 from flowerbed.rose.weights import Weights
@@ -26,6 +33,7 @@ class AttentionShape:
     num_kv_heads: int  # of keys and of values; each serves num_heads / num_kv_heads queries
     head_dim: int
     eps: float  # of the norms of queries and keys
+    theta: float  # base of the rotary angles
     causal: bool  # a token sees what is before it, not what is after
     window: int | None  # tokens that it sees to each side that it sees; None: all
 
@@ -45,22 +53,36 @@ class RotaryAttention:
         self.qkv = Linear(torch.cat(parts), None)
         self.query_norm = weights.take(f"{name}.q_norm.weight", shape.head_dim)
         self.key_norm = weights.take(f"{name}.k_norm.weight", shape.head_dim)
+        self.fused = None  # a second copy of the weight in another order, for large steps
+        if shape.head_dim == HEAD_DIM and fuses_products(
+            self.qkv.weight.device, self.qkv.weight.dtype
+        ):
+            self.fused = norm_rope_weights(
+                self.qkv.weight,
+                (self.query_norm, self.key_norm),
+                (shape.num_heads, shape.num_kv_heads),
+                shape.theta,
+                shape.eps,
+            )
         self.output = Linear(weights.take(f"{name}.o_proj.weight", shape.hidden, width), None)
 
     def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:
         """x: [num_tokens, hidden]; returns the same shape."""
         shape = self.shape
         heads = (shape.num_heads, shape.num_kv_heads)
-        qkv = self.qkv(x)
-        qk_norm_rope_(
-            qkv,
-            context.positions,
-            *self.tables,
-            self.query_norm,
-            self.key_norm,
-            shape.eps,
-            *heads,
-        )
+        if self.fused is not None and fuses_norm_rope(x, self.fused):
+            qkv = linear_norm_rope(x, self.fused, context.positions)
+        else:
+            qkv = self.qkv(x)
+            qk_norm_rope_(
+                qkv,
+                context.positions,
+                *self.tables,
+                self.query_norm,
+                self.key_norm,
+                shape.eps,
+                *heads,
+            )
         query, key, value = qkv.view(x.shape[0], -1, shape.head_dim).split(
             (*heads, heads[1]), dim=1
         )

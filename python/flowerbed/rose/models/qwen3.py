@@ -143,6 +143,7 @@ class Qwen3Layer:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             eps=config.eps,
+            theta=config.rope_theta,
             causal=config.causal,
             window=window,
         )

@@ -1,0 +1,215 @@
+"""Products of many rows with the element-wise work that follows them, in one kernel where that is faster.
+
+That is on Hopper GPUs in bfloat16 with quack-kernels, which flash-attn-4 brings along. Elsewhere, and
+for fewer rows, the same is done in steps. Sums are in fp32, and rounded once at the end where one kernel
+does all. Knows no models. Called by `layers`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flowerbed.rose.kernels.activation import Approximation, bias_gelu, swiglu
+from flowerbed.rose.kernels.backend import use_triton
+from flowerbed.rose.kernels.linear import linear
+
+log = logging.getLogger(__name__)
+
+QUACK = "0.6."
+"""Versions whose inner interfaces `quack_linear` is written for."""
+HOPPER = 9
+HEAD_DIM = 128
+"""The head size that the kernel with norm and rotation serves: columns of its tile."""
+MULTIPLE = 64
+"""In- and out-features that are no multiple of it have no measured kernel."""
+GELUS: dict[str, Approximation] = {"gelu": "none", "gelu_tanh": "tanh"}
+
+
+class Tile(NamedTuple):
+    """The part of a product that one program computes at a time; two take turns."""
+
+    rows: int
+    columns: int
+    cluster: int  # programs that share what they load of the weight
+
+
+class Choice(NamedTuple):
+    """From how many rows on a fused kernel is used, and how it is cut."""
+
+    min_rows: int
+    tile: Tile
+
+
+# One H200, µs of product and what it absorbs, by cuBLAS and Triton and in one kernel; weights not in
+# the L2 cache, in a CUDA graph. At 256 512 1024 2048 4096 8192 16384 rows:
+SWIGLU = Choice(512, Tile(128, 192, 2))
+"""1024 -> 2 x 3072: 9.6 15.2 25.6 48.4 90.3 190.4 375.5, fused 12.1 12.4 19.6 34.8 66.4 132.8 268.8."""
+NORM_ROPE = Choice(1_024, Tile(128, 128, 1))
+"""1024 -> 4096: 11.2 13.6 19.5 32.2 62.8 122.9 247.5, fused 11.6 11.3 15.7 26.9 50.9 101.9 203.8. In a
+chain of layers of 512 rows it gains nothing."""
+BIAS_GELU = Choice(2_048, Tile(128, 128, 2))
+"""768 -> 3072: 7.1 9.1 13.8 22.3 42.0 80.6 163.8, fused 9.8 9.8 15.1 21.4 37.0 72.7 139.8.
+1024 -> 4096: 8.8 12.1 19.7 33.7 64.9 131.6 268.1, fused 11.3 11.8 17.6 30.4 56.8 110.6 215.7."""
+
+
+class NormRopeWeights(NamedTuple):
+    """Weights of queries, keys and values for `linear_norm_rope`.
+
+    Pairs that rotate are neighbours: row 2i of a query or key head was row i, row 2i + 1 row i + 64. Both
+    have the same order, so that their products are as before.
+    """
+
+    rows: Tensor  # [(num_heads + 2 * num_kv_heads) * 128, in_features]
+    norm: Tensor  # [rows] float32: weight of the head's norm; 0 for values
+    keep: Tensor  # [rows] float32: 1 for values, else 0
+    frequency: Tensor  # [rows] float32: turns per position of a pair, and what fp32 lacks of it
+    eps: float
+
+
+def linear_swiglu(x: Tensor, weight: Tensor) -> Tensor:
+    """silu(gate) * up.
+
+    Args:
+        x: [num_rows, in_features].
+        weight: From `pack_weight`, [2 * intermediate, in_features], rows of the gate first.
+
+    Returns:
+        [num_rows, intermediate], dtype of x.
+    """
+    if _fuses(SWIGLU, x, weight):
+        return _quack().linear_swiglu(x, weight, SWIGLU.tile)
+    return swiglu(linear(x, weight, None))
+
+
+def linear_activation(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    """`linear`, with as much as possible in its kernel or the one after it."""
+    if activation not in GELUS or not use_triton(x):
+        return linear(x, weight, bias, activation)
+    approximate = GELUS[activation]
+    if bias is not None and approximate == "none" and _fuses(BIAS_GELU, x, weight):
+        return _quack().linear_gelu(x, weight, bias, BIAS_GELU.tile)
+    return bias_gelu(linear(x, weight, None), bias, approximate)
+
+
+def fuses_norm_rope(x: Tensor, weights: NormRopeWeights | None) -> bool:
+    """Whether `linear_norm_rope` is faster than its steps for x, [num_rows, in_features]."""
+    return weights is not None and _fuses(NORM_ROPE, x, weights.rows)
+
+
+def linear_norm_rope(x: Tensor, weights: NormRopeWeights, positions: Tensor) -> Tensor:
+    """Queries, keys and values: x W^T, RMS norm of each query and key head, then their rotation.
+
+    Args:
+        x: [num_rows, in_features].
+        weights: From `norm_rope_weights`.
+        positions: [num_rows] int32.
+
+    Returns:
+        [num_rows, (num_heads + 2 * num_kv_heads) * 128], dtype of x. Columns of queries and keys have
+        the order of the weights' rows.
+    """
+    if _fuses(NORM_ROPE, x, weights.rows, min_rows=1):
+        return _quack().linear_norm_rope(x, weights, positions, NORM_ROPE.tile)
+    sums = linear(x, weights.rows, None).float()
+    heads = sums.view(x.shape[0], -1, HEAD_DIM)
+    scale = torch.rsqrt(heads.square().mean(-1, keepdim=True) + weights.eps)
+    factors = scale * weights.norm.view(-1, HEAD_DIM) + weights.keep.view(-1, HEAD_DIM)
+    first, second = (heads * factors).view(x.shape[0], -1, 2).unbind(-1)
+    frequency = weights.frequency.double().view(-1, 2).sum(-1)
+    angles = positions.double()[:, None] * frequency * (2 * math.pi)
+    cos, sin = angles.cos().float(), angles.sin().float()
+    pairs = torch.stack((first * cos - second * sin, first * sin + second * cos), dim=-1)
+    return pairs.view_as(sums).to(x.dtype)
+
+
+def norm_rope_weights(
+    weight: Tensor,
+    norms: tuple[Tensor, Tensor],
+    heads: tuple[int, int],
+    theta: float,
+    eps: float,
+) -> NormRopeWeights:
+    """Arranges weights for `linear_norm_rope`. The rows are a copy.
+
+    Args:
+        weight: [(num_heads + 2 * num_kv_heads) * 128, in_features]: queries, keys, values; as loaded.
+        norms: Weights [128] of the norms of queries and of keys.
+        heads: num_heads and num_kv_heads.
+        theta: Base of the rotary angles, as in `rope_tables`.
+        eps: Of the norms.
+    """
+    num_heads, num_kv_heads = heads
+    order, keep, frequency = _columns(num_heads, num_kv_heads, theta, weight.device)
+    parts = [
+        norm.float().view(2, -1).T.reshape(-1).repeat(count)
+        for norm, count in zip(norms, heads, strict=True)
+    ]
+    norm = torch.cat([*parts, torch.zeros(num_kv_heads * HEAD_DIM, device=weight.device)])
+    return NormRopeWeights(weight[order], norm, keep, frequency, eps)
+
+
+def fuses_products(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether there are kernels for this device and number format; says so once."""
+    return device.type == "cuda" and dtype == torch.bfloat16 and _has_kernels(device)
+
+
+@cache
+def _columns(
+    num_heads: int, num_kv_heads: int, theta: float, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Order of rows, and `keep` and `frequency` of `NormRopeWeights`; layers share them."""
+    turned, values = (num_heads + num_kv_heads) * HEAD_DIM, num_kv_heads * HEAD_DIM
+    pairs = torch.arange(turned).view(-1, 2, HEAD_DIM // 2).transpose(1, 2).reshape(-1)
+    order = torch.cat([pairs, torch.arange(turned, turned + values)])
+    exponents = torch.arange(0, HEAD_DIM, 2).float() / HEAD_DIM
+    turns = (1.0 / theta**exponents).double() / (2 * math.pi)
+    high = turns.float()
+    low = (turns - high.double()).float()
+    head = torch.stack((high, low), dim=-1).reshape(-1)
+    frequency = torch.cat([head.repeat(num_heads + num_kv_heads), torch.zeros(values)])
+    keep = torch.cat([torch.zeros(turned), torch.ones(values)])
+    return order.to(device), keep.to(device), frequency.to(device)
+
+
+def _fuses(choice: Choice, x: Tensor, weight: Tensor, min_rows: int | None = None) -> bool:
+    return (
+        x.shape[0] >= (choice.min_rows if min_rows is None else min_rows)
+        and fuses_products(x.device, x.dtype)
+        and not any(size % MULTIPLE for size in weight.shape)
+    )
+
+
+@cache
+def _has_kernels(device: torch.device) -> bool:
+    major, _ = torch.cuda.get_device_capability(device)
+    if major != HOPPER:
+        return False
+    try:
+        found = version("quack-kernels")
+    except PackageNotFoundError:
+        log.warning("quack-kernels is not installed: products of large steps are slower")
+        return False
+    if not found.startswith(QUACK):
+        log.warning("quack-kernels %s is not known: products of large steps are slower", found)
+        return False
+    try:
+        _quack()
+    except (ImportError, AttributeError) as error:
+        log.warning("quack-kernels %s does not load (%s): large steps are slower", found, error)
+        return False
+    log.info("products of large steps by quack-kernels %s", found)
+    return True
+
+
+@cache
+def _quack() -> Any:
+    from flowerbed.rose.kernels import quack_linear
+
+    return quack_linear
