@@ -22,6 +22,9 @@ from flowerbed.rose.lazy import LazyTensor
 
 LATENCY_SHAPES = ((1, 32), (1, 128), (1, 512), (1, 4_096))
 SCORING_SHAPES = ((5, 512), (25, 512), (50, 512))
+CURVE_SEQUENCES = (1, 8, 32)
+CURVE_TOKENS = (32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192, 16_384)
+"""Of the curves of latency over tokens at fixed counts of sequences."""
 THROUGHPUT_LENGTHS = (50, 128, 512, 1_024, 4_096)
 MEAN_LENGTH, LENGTH_SPREAD, MAX_LENGTH = 180, 0.8, 512
 """Of the real length mix, lognormal, tokens: passages of web pages."""
@@ -78,6 +81,16 @@ def latency(
             )
         )
     return rows
+
+
+def curve_shapes(longest: int) -> list[tuple[int, int]]:
+    """Sequences and tokens of each, for latency over tokens at fixed counts of sequences."""
+    return [
+        (num_seqs, tokens // num_seqs)
+        for num_seqs in CURVE_SEQUENCES
+        for tokens in CURVE_TOKENS
+        if num_seqs <= tokens <= num_seqs * longest
+    ]
 
 
 def throughput(

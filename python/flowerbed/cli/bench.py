@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +21,15 @@ if TYPE_CHECKING:  # loads torch
 app = typer.Typer(name="bench", help="Measure this machine.", no_args_is_help=True)
 
 
+class Suite(StrEnum):
+    """What `flowerbed bench engine` measures."""
+
+    LATENCY = "latency"  # one request of one text
+    SCORING = "scoring"  # one request of 5, 25 and 50 texts
+    THROUGHPUT = "throughput"  # full steps without pause, at fixed lengths and at a real mix
+    CURVE = "curve"  # latency over tokens, at fixed counts of sequences
+
+
 @app.command()
 def engine(
     model: options.Model = None,
@@ -31,6 +41,12 @@ def engine(
     budgets: Annotated[
         list[int] | None,
         typer.Option("--budget", min=1, help="Tokens of a step; repeat it for each."),
+    ] = None,
+    suites: Annotated[
+        list[Suite] | None,
+        typer.Option(
+            "--suite", help="What is measured; repeat it for each.", show_default="all but curve"
+        ),
     ] = None,
     is_reference: Annotated[
         bool, typer.Option("--reference/--no-reference", help="Compare with float32.")
@@ -66,13 +82,21 @@ def engine(
     )
     cosine = _cosine(measured, first, max(chosen)) if is_reference else None
     shared = _conditions(measured, first, label) | {"min_cosine": cosine}
+    longest = folder.text.max_length
+    shapes = {
+        Suite.LATENCY: bench.LATENCY_SHAPES,
+        Suite.SCORING: bench.SCORING_SHAPES,
+        Suite.CURVE: bench.curve_shapes(longest),
+    }
     for budget in chosen:
-        rows = bench.latency(measured, bench.LATENCY_SHAPES, budget, "latency")
-        rows += bench.latency(measured, bench.SCORING_SHAPES, budget, "scoring")
-        lengths = [n for n in bench.THROUGHPUT_LENGTHS if n <= folder.text.max_length]
-        rows += bench.throughput(measured, [*lengths, 0], budget, max_batch_sequences)
-        for row in rows:
-            _print(row, shared)
+        for suite in suites or (Suite.LATENCY, Suite.SCORING, Suite.THROUGHPUT):
+            if suite is Suite.THROUGHPUT:
+                lengths = [n for n in bench.THROUGHPUT_LENGTHS if n <= longest]
+                rows = bench.throughput(measured, [*lengths, 0], budget, max_batch_sequences)
+            else:
+                rows = bench.latency(measured, shapes[suite], budget, suite)
+            for row in rows:
+                _print(row, shared)
 
 
 def _cosine(measured: Engine, device: str, budget: int) -> float:
