@@ -4,6 +4,7 @@ A kernel is compiled at its first call, in 1 to 5 s, and kept on disk (QUACK_CAC
 folder for temporary files); it serves any number of rows and sizes. Launching one takes 13 to 24 µs of
 the processor, where a Triton kernel takes 46. Imported by `fused_linear`, only where quack is there.
 """
+# pyright: reportMissingImports=false
 
 from __future__ import annotations
 

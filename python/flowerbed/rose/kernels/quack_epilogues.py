@@ -1,0 +1,78 @@
+"""What quack's products do with their sums before they write them.
+
+Each function is traced once for each kernel; it works on one sum in fp32, or on those of a pair of
+neighbouring columns. Imports quack, so that only `quack_linear` imports it.
+"""
+# pyright: reportMissingImports=false
+# ruff: noqa: ANN001, ANN201, ANN202 - quack reads the parameters' names, and gives them values of its own
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import cutlass.cute as cute
+from quack.activation import silu
+from quack.epilogue import pack, unpack
+from quack.epilogue.frontend import gemm_epilogue
+from quack.epilogue.head_rmsnorm import HeadRstd
+from quack.epilogue.ops import ColVecLoad, RowVecLoad
+
+LOG2_TAIL = (-0.0004731947, 0.007083835, -0.05182577, -0.459994, -1.1507872, -1.0000377)
+"""Polynomial in z ≥ 0, highest power first: log2 of the share of a normal distribution beyond z.
+gelu is then 6e-7 off at most, in one power of two and nine instructions; the erf of CUDA takes 18."""
+TURN = 6.283185307179586
+ROUND = 12_582_912.0
+"""1.5 * 2^23: a smaller float added to it loses its fraction."""
+
+
+@gemm_epilogue(outputs=("out",), mode="acc_pair")
+def swiglu(acc):
+    """silu(gate) * up, of columns that were brought together."""
+    gate, up = unpack(acc)
+    return {"out": silu(gate) * up}
+
+
+@gemm_epilogue(ops={"bias": RowVecLoad("bias")})
+def bias_gelu(acc, bias):
+    """gelu(x + bias): x where it is positive, less |x| times the tail beyond |x|."""
+    x = acc + bias
+    size = cute.arch.fmax(x, -x)
+    tail = LOG2_TAIL[0]
+    for coefficient in LOG2_TAIL[1:]:
+        tail = cute.math.fma(tail, size, coefficient)
+    tail = cute.math.exp2(tail, fastmath=True)
+    return {"D": cute.math.fma(-size, tail, cute.arch.fmax(x, 0.0))}
+
+
+@cache
+def norm_rope(eps: float) -> Any:
+    """Norm of each head, then the rotation of its neighbouring columns; see `fused_linear`."""
+
+    def square(acc):
+        return {"head": acc * acc}
+
+    @gemm_epilogue(
+        ops={
+            "head": HeadRstd("head", eps=eps),
+            "norm": RowVecLoad("norm"),
+            "keep": RowVecLoad("keep"),
+            "position": ColVecLoad("position"),
+            "frequency": RowVecLoad("frequency"),
+        },
+        prepass=square,
+        prepass_outs=("head",),
+        mode="acc_pair",
+    )
+    def epilogue(acc, head, norm, keep, position, frequency):
+        first, second = unpack(acc * (head * norm + keep))
+        high, low = unpack(frequency)
+        turns = position * high
+        rest = cute.math.fma(position, low, cute.math.fma(position, high, -turns))
+        whole = cute.math.fma(turns, 1.0, ROUND) - ROUND
+        angle = ((turns - whole) + rest) * TURN
+        sin = cute.math.sin(angle, fastmath=True)
+        cos = cute.math.cos(angle, fastmath=True)
+        return {"D": pack(first * cos - second * sin, first * sin + second * cos)}
+
+    return epilogue
