@@ -16,7 +16,11 @@ from flowerbed.rose.inputs import PackedBatch, RowFormat
 from flowerbed.rose.kernels.pack import RowDtype
 from references import engine_rows, lowest_cosine
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    # flash-attn-4 imports the compiler of torch, which warns of its own code.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
 
 LENGTHS = (1, 2, 31, 31, 64, 200, 7, 512)
 

@@ -20,7 +20,11 @@ from flowerbed.rose.inputs import PackedBatch, RowFormat
 from flowerbed.rose.lazy import LazyTensor
 from references import lowest_cosine
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    # flash-attn-4 imports the compiler of torch, which warns of its own code.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
 
 MAX_TOKENS = 1_300
 VOCAB_ROWS = 1_000

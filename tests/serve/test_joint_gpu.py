@@ -11,6 +11,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from functools import cache
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -26,6 +29,20 @@ FAULT = 700
 """Id that makes a kernel of the step fail."""
 
 
+BUFFER_BYTES, NUM_BUFFERS = 1 << 14, 256
+
+
+@cache
+def _buffers() -> Iterator[torch.Tensor]:
+    """Pinned memory, one buffer after another: allocating it waits for the device, and it is never freed."""
+    memory = torch.zeros(NUM_BUFFERS, BUFFER_BYTES, dtype=torch.uint8, pin_memory=True)
+    return cycle(memory)
+
+
+def _pinned(size: int, dtype: torch.dtype) -> torch.Tensor:
+    return next(_buffers())[: size * dtype.itemsize].view(dtype)
+
+
 class Rows:
     """On their way through pinned memory; implements `Rows` of `flowerbed._core`."""
 
@@ -33,7 +50,7 @@ class Rows:
 
     def __init__(self, device: torch.Tensor) -> None:
         self.padding_tokens = 3
-        self._host = torch.zeros(device.shape, dtype=torch.uint8, pin_memory=True)
+        self._host = _pinned(device.numel(), torch.uint8)
         self._host.copy_(device, non_blocking=True)
         self._event = torch.cuda.Event(blocking=True)
         self._event.record()
@@ -87,7 +104,9 @@ def _rows(ids: list[int], bounds: list[int]) -> Rows:
 
 def _to_device(values: list[int]) -> torch.Tensor:
     """Does not wait for the stream, as a copy from pageable memory would."""
-    return torch.tensor(values).pin_memory().to("cuda", non_blocking=True)
+    host = _pinned(len(values), torch.int64)
+    host.copy_(torch.tensor(values))
+    return host.to("cuda", non_blocking=True)
 
 
 def cycles_a_second() -> float:
