@@ -40,6 +40,14 @@ pub enum ErrorKind {
     Internal,
     /// The worker serves another space than the caller asked for.
     WrongSpace,
+    /// There is nothing to work on: an empty list, or a text without tokens.
+    EmptyInput,
+    /// More inputs than a request may hold.
+    TooManyInputs,
+    /// The tokenizer cannot read the text.
+    Tokenizer,
+    /// The model has no head for what the route answers.
+    NoHead,
 }
 
 /// Who has to change something.
@@ -55,7 +63,7 @@ pub enum Fault {
 
 impl ErrorKind {
     /// Every kind, for exhaustive tests and documentation.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 15] = [
         Self::InvalidInput,
         Self::TooLarge,
         Self::Unauthorized,
@@ -67,6 +75,10 @@ impl ErrorKind {
         Self::EngineFailed,
         Self::Internal,
         Self::WrongSpace,
+        Self::EmptyInput,
+        Self::TooManyInputs,
+        Self::Tokenizer,
+        Self::NoHead,
     ];
 
     /// Name in logs, metrics and JSON bodies.
@@ -84,6 +96,10 @@ impl ErrorKind {
             Self::EngineFailed => "engine_failed",
             Self::Internal => "internal",
             Self::WrongSpace => "wrong_space",
+            Self::EmptyInput => "empty_input",
+            Self::TooManyInputs => "too_many_inputs",
+            Self::Tokenizer => "tokenizer",
+            Self::NoHead => "no_head",
         }
     }
 
@@ -91,7 +107,11 @@ impl ErrorKind {
     #[must_use]
     pub fn http_status(self) -> u16 {
         match self {
-            Self::InvalidInput => 400,
+            Self::InvalidInput
+            | Self::EmptyInput
+            | Self::TooManyInputs
+            | Self::Tokenizer
+            | Self::NoHead => 400,
             Self::Unauthorized => 401,
             Self::NotFound => 404,
             Self::TooLarge => 413,
@@ -103,12 +123,41 @@ impl ErrorKind {
         }
     }
 
+    /// HTTP status of the routes of text-embeddings-inference.
+    #[must_use]
+    pub fn tei_status(self) -> u16 {
+        match self {
+            Self::InvalidInput | Self::Tokenizer => 422,
+            Self::TooManyInputs => 413,
+            Self::EngineFailed | Self::NoHead => 424,
+            _ => self.http_status(),
+        }
+    }
+
+    /// `error_type` in the bodies of those routes; its clients know these six.
+    #[must_use]
+    pub fn tei_type(self) -> &'static str {
+        match self {
+            Self::EmptyInput => "Empty",
+            Self::Tokenizer => "Tokenizer",
+            Self::InvalidInput
+            | Self::TooLarge
+            | Self::TooManyInputs
+            | Self::Unauthorized
+            | Self::NotFound => "Validation",
+            Self::Overloaded | Self::DeadlineExceeded => "Overloaded",
+            Self::Unavailable | Self::WrongSpace => "Unhealthy",
+            Self::EngineFailed | Self::NoHead | Self::Internal | Self::Cancelled => "Backend",
+        }
+    }
+
     /// gRPC code on the wire between Ivy and Tulip.
     #[must_use]
     pub fn grpc_code(self) -> Code {
         match self {
-            Self::InvalidInput => Code::InvalidArgument,
-            Self::TooLarge => Code::OutOfRange,
+            Self::InvalidInput | Self::EmptyInput | Self::Tokenizer => Code::InvalidArgument,
+            Self::TooLarge | Self::TooManyInputs => Code::OutOfRange,
+            Self::NoHead => Code::Unimplemented,
             Self::Unauthorized => Code::Unauthenticated,
             Self::NotFound => Code::NotFound,
             Self::Overloaded => Code::ResourceExhausted,
@@ -128,7 +177,11 @@ impl ErrorKind {
             | Self::TooLarge
             | Self::Unauthorized
             | Self::NotFound
-            | Self::Cancelled => Fault::Caller,
+            | Self::Cancelled
+            | Self::EmptyInput
+            | Self::TooManyInputs
+            | Self::Tokenizer
+            | Self::NoHead => Fault::Caller,
             Self::Overloaded
             | Self::DeadlineExceeded
             | Self::Unavailable
@@ -166,6 +219,10 @@ impl ErrorKind {
             Self::EngineFailed => v1::ErrorKind::EngineFailed,
             Self::Internal => v1::ErrorKind::Internal,
             Self::WrongSpace => v1::ErrorKind::WrongSpace,
+            Self::EmptyInput => v1::ErrorKind::EmptyInput,
+            Self::TooManyInputs => v1::ErrorKind::TooManyInputs,
+            Self::Tokenizer => v1::ErrorKind::Tokenizer,
+            Self::NoHead => v1::ErrorKind::NoHead,
         }
     }
 
@@ -325,6 +382,22 @@ mod tests {
                 !(kind.is_retryable() && kind.fault() == Fault::Caller),
                 "{kind:?}"
             );
+        }
+    }
+
+    #[test]
+    fn every_dialect_blames_the_same_side() {
+        for kind in ErrorKind::ALL {
+            let is_callers = |status: u16| (400..500).contains(&status) && status != 424;
+            match kind {
+                // TEI has a status of its own for a model that cannot.
+                ErrorKind::NoHead => assert_eq!(kind.tei_status(), 424),
+                _ => assert_eq!(
+                    is_callers(kind.tei_status()),
+                    is_callers(kind.http_status()),
+                    "{kind:?}"
+                ),
+            }
         }
     }
 

@@ -18,6 +18,10 @@ pub const MAX_ROWS: usize = 65_536;
 pub const MAX_POOLED_SHARE: u64 = 2;
 /// Output formats of one chunk.
 pub const MAX_OUTPUTS: usize = 8;
+/// Tokens that one answer may list with their texts, and ids that it may turn into text.
+pub const MAX_LISTED_TOKENS: usize = 1 << 20;
+/// Values of one answer that holds a vector for each token: JSON makes some 12 bytes of each.
+pub const MAX_TOKEN_VALUES: usize = MAX_RESULT_BYTES / 4;
 /// Time a request may take, queueing included.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// A queue holds this much work at the measured rate.
