@@ -9,7 +9,7 @@ use tokenizers::Tokenizer;
 use crate::frame::Frame;
 use crate::locality::Locality;
 use crate::prompt::{self, Prompt};
-use crate::{EncodeError, LoadError, TextSettings, TruncationSide};
+use crate::{EncodeError, LoadError, TextSettings, Truncation, TruncationSide};
 
 /// Bytes of text tried first for each id that can be kept; English has about 4.5.
 const BYTES_PER_ID: usize = 6;
@@ -22,7 +22,7 @@ const EXTRA_BYTES: usize = 1_024;
 /// A model's tokenizer with its text settings. Shared by all threads.
 #[derive(Debug)]
 pub struct Encoder {
-    tokenizer: Tokenizer,
+    pub(crate) tokenizer: Tokenizer,
     settings: TextSettings,
     frame: Frame,
     locality: Option<Locality>,
@@ -93,6 +93,16 @@ impl Encoder {
         &self.settings
     }
 
+    /// The rule for over-long inputs: cut while `is_on`, at the side asked for, else the model's own.
+    #[must_use]
+    pub fn truncation(&self, is_on: bool, side: Option<TruncationSide>) -> Truncation {
+        if is_on {
+            Truncation::Cut(side.unwrap_or(self.settings.truncation_side))
+        } else {
+            Truncation::Refuse
+        }
+    }
+
     /// The prompt of that name, or the default one if `name` is none.
     ///
     /// # Errors
@@ -110,52 +120,50 @@ impl Encoder {
     /// The ids of `prompt` followed by `text`, special tokens added.
     ///
     /// # Errors
-    /// If there is nothing to embed, or too much of it while `truncate` is off.
+    /// If there is nothing to embed, or too much of it while truncation is off.
     pub fn encode(
         &self,
         text: &str,
         prompt: Option<&Prompt>,
-        truncate: bool,
+        truncation: Truncation,
     ) -> Result<Sequence, EncodeError> {
         let text = self
             .settings
             .prepare(prompt.map_or("", |prompt| prompt.text.as_str()), text);
         let room = self.settings.max_length - self.frame.len();
-        if truncate && let Some(content) = self.leading_ids(&text, room)? {
+        if truncation == Truncation::Cut(TruncationSide::Right)
+            && let Some(content) = self.leading_ids(&text, room)?
+        {
             return self.sequence(&content, prompt, true);
         }
-        if text.len() > MAX_WHOLE_BYTES {
-            return Err(EncodeError::TooManyBytes {
-                num_bytes: text.len(),
-                limit: MAX_WHOLE_BYTES,
-            });
-        }
+        check_whole(&text)?;
         let content = self.content_ids(&text)?;
         if content.len() <= room {
             return self.sequence(&content, prompt, false);
         }
-        if !truncate {
-            return Err(EncodeError::TooLong {
-                num_tokens: content.len() + self.frame.len(),
-                limit: self.settings.max_length,
-            });
-        }
-        let kept = match self.settings.truncation_side {
-            TruncationSide::Right => &content[..room],
-            TruncationSide::Left => &content[content.len() - room..],
+        let kept = match truncation {
+            Truncation::Refuse => {
+                return Err(EncodeError::TooLong {
+                    num_tokens: content.len() + self.frame.len(),
+                    limit: self.settings.max_length,
+                });
+            }
+            Truncation::Cut(TruncationSide::Right) => &content[..room],
+            Truncation::Cut(TruncationSide::Left) => &content[content.len() - room..],
         };
         self.sequence(kept, prompt, true)
     }
 
-    /// A token array as a sequence: used as it is, cut at the right if it is too long.
+    /// A token array as a sequence: used as it is, cut if it is too long. No special token is added
+    /// or kept.
     ///
     /// # Errors
-    /// If it is empty, names a token that the model has not, or is too long while `truncate` is off.
+    /// If it is empty, names a token that the model has not, or is too long while truncation is off.
     pub fn accept(
         &self,
         mut ids: Vec<u32>,
         vocab_rows: u32,
-        truncate: bool,
+        truncation: Truncation,
     ) -> Result<Sequence, EncodeError> {
         if let Some(position) = ids.iter().position(|&id| id >= vocab_rows) {
             return Err(EncodeError::IdOutOfRange {
@@ -168,10 +176,13 @@ impl Encoder {
             return Err(EncodeError::Empty);
         }
         let (num_tokens, limit) = (ids.len(), self.settings.max_length);
-        if num_tokens > limit && !truncate {
-            return Err(EncodeError::TooLong { num_tokens, limit });
+        if num_tokens > limit {
+            match truncation {
+                Truncation::Refuse => return Err(EncodeError::TooLong { num_tokens, limit }),
+                Truncation::Cut(TruncationSide::Right) => ids.truncate(limit),
+                Truncation::Cut(TruncationSide::Left) => drop(ids.drain(..num_tokens - limit)),
+            }
         }
-        ids.truncate(limit);
         Ok(Sequence {
             ids,
             segment_start: 0,
@@ -182,9 +193,7 @@ impl Encoder {
     /// The first `room` ids of a long text, read from a part of it. `None` if it has to be read
     /// whole: it is short, or no cut is known to keep those ids.
     fn leading_ids(&self, text: &str, room: usize) -> Result<Option<Vec<u32>>, EncodeError> {
-        let (Some(locality), TruncationSide::Right) =
-            (self.locality, self.settings.truncation_side)
-        else {
+        let Some(locality) = self.locality else {
             return Ok(None);
         };
         let mut max_bytes = room
@@ -246,6 +255,17 @@ impl Encoder {
     }
 }
 
+/// Refuses a text that is too long to be tokenized whole.
+pub(crate) fn check_whole(text: &str) -> Result<(), EncodeError> {
+    if text.len() <= MAX_WHOLE_BYTES {
+        return Ok(());
+    }
+    Err(EncodeError::TooManyBytes {
+        num_bytes: text.len(),
+        limit: MAX_WHOLE_BYTES,
+    })
+}
+
 fn check(settings: &TextSettings, frame: &Frame) -> Result<(), LoadError> {
     if settings.max_length <= frame.len() {
         return Err(LoadError::Settings {
@@ -276,14 +296,14 @@ mod tests {
 
     use super::*;
 
-    fn encoder(side: &str) -> Encoder {
+    fn encoder() -> Encoder {
         let tokenizer = json!({
             "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
             "normalizer": null, "pre_tokenizer": {"type": "WhitespaceSplit"},
             "post_processor": null, "decoder": null,
             "model": {"type": "WordLevel", "vocab": {"a": 0, "[UNK]": 1}, "unk_token": "[UNK]"}
         });
-        let settings = json!({"max_length": 4, "truncation_side": side});
+        let settings = json!({"max_length": 4});
         let settings = serde_json::from_value(settings).unwrap();
         Encoder::from_json(tokenizer.to_string().as_bytes(), settings).unwrap()
     }
@@ -291,14 +311,7 @@ mod tests {
     #[test]
     fn only_a_part_of_a_long_text_is_tokenized_and_only_where_it_has_spaces() {
         let spaced = "a ".repeat(5_000);
-        assert_eq!(
-            encoder("right").leading_ids(&spaced, 4),
-            Ok(Some(vec![0; 4]))
-        );
-        assert_eq!(encoder("left").leading_ids(&spaced, 4), Ok(None));
-        assert_eq!(
-            encoder("right").leading_ids(&"a".repeat(10_000), 4),
-            Ok(None)
-        );
+        assert_eq!(encoder().leading_ids(&spaced, 4), Ok(Some(vec![0; 4])));
+        assert_eq!(encoder().leading_ids(&"a".repeat(10_000), 4), Ok(None));
     }
 }

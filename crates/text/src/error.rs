@@ -71,6 +71,14 @@ pub enum EncodeError {
         /// Rows of the embedding matrix.
         vocab_rows: u32,
     },
+    /// The tokenizer has no such token.
+    #[error("token id {id} at position {position} is no token of this model")]
+    UnknownId {
+        /// In the token array.
+        position: usize,
+        /// As sent.
+        id: u32,
+    },
     /// The tokenizer itself failed.
     #[error("the tokenizer failed: {0}")]
     Tokenizer(String),

@@ -10,8 +10,10 @@ mod frame;
 mod locality;
 mod prompt;
 mod settings;
+mod tokens;
 
 pub use encoder::{Encoder, Sequence};
 pub use error::{EncodeError, LoadError};
 pub use prompt::Prompt;
-pub use settings::{TextSettings, TruncationSide};
+pub use settings::{TextSettings, Truncation, TruncationSide};
+pub use tokens::TextToken;

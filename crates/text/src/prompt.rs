@@ -36,7 +36,7 @@ fn num_unpooled(encoder: &Encoder, text: &str) -> Result<usize, EncodeError> {
     if encoder.settings().pool_prompt || text.is_empty() {
         return Ok(0);
     }
-    let alone = encoder.encode(text, None, true)?;
+    let alone = encoder.encode(text, None, encoder.truncation(true, None))?;
     let ends_special = alone.ids.last().is_some_and(|id| encoder.is_special(*id));
     Ok(alone.ids.len() - usize::from(ends_special))
 }

@@ -16,6 +16,26 @@ pub enum TruncationSide {
     Left,
 }
 
+impl TruncationSide {
+    /// As requests spell it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Right => "right",
+            Self::Left => "left",
+        }
+    }
+}
+
+/// What becomes of an input that is longer than the model takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Truncation {
+    /// It is an error.
+    Refuse,
+    /// Tokens are cut off at this side.
+    Cut(TruncationSide),
+}
+
 /// Mirrors `TextSettings` of `python/flowerbed/config.py`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]

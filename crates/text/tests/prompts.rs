@@ -6,7 +6,7 @@ mod support;
 
 use flowerbed_text::{EncodeError, Encoder, LoadError};
 use serde_json::json;
-use support::{byte_level, encoder, wordpiece};
+use support::{CUT, byte_level, encoder, wordpiece};
 
 #[test]
 fn pa_10_a_prompt_gives_the_ids_of_the_prefix_typed_by_hand() {
@@ -18,10 +18,10 @@ fn pa_10_a_prompt_gives_the_ids_of_the_prefix_typed_by_hand() {
         }),
     );
     let prompt = encoder.prompt(Some("query")).unwrap();
-    let prompted = encoder.encode("the flowerbed", prompt, true).unwrap();
+    let prompted = encoder.encode("the flowerbed", prompt, CUT).unwrap();
     assert_eq!(
         prompted,
-        encoder.encode("query: the flowerbed", None, true).unwrap()
+        encoder.encode("query: the flowerbed", None, CUT).unwrap()
     );
     assert_eq!(encoder.prompt(None).unwrap(), prompt);
     assert_eq!(prompted.segment_start, 0);
@@ -37,22 +37,22 @@ fn pa_10_an_unpooled_prompt_counts_its_tokens_without_the_trailing_special() {
     let bert = encoder(&wordpiece(), &settings);
     let prompt = bert.prompt(Some("query")).unwrap();
     // [CLS] query : | the [SEP]
-    assert_eq!(bert.encode("the", prompt, true).unwrap().segment_start, 3);
+    assert_eq!(bert.encode("the", prompt, CUT).unwrap().segment_start, 3);
     // An empty text leaves the trailing special token, as sentence-transformers does.
-    assert_eq!(bert.encode("", prompt, true).unwrap().ids.len(), 4);
+    assert_eq!(bert.encode("", prompt, CUT).unwrap().ids.len(), 4);
     let bare = encoder(&byte_level(), &settings);
     let prompt = bare.prompt(Some("query")).unwrap();
     assert_eq!(
-        bare.encode("the the", prompt, true).unwrap().segment_start,
+        bare.encode("the the", prompt, CUT).unwrap().segment_start,
         7
     );
     // The space at the prompt's end is a token of its own only while nothing follows it: counted by
     // this rule, a single word is all prompt.
     assert_eq!(
-        bare.encode("the", prompt, true),
+        bare.encode("the", prompt, CUT),
         Err(EncodeError::OnlyPrompt)
     );
-    assert_eq!(bare.encode("", prompt, true), Err(EncodeError::OnlyPrompt));
+    assert_eq!(bare.encode("", prompt, CUT), Err(EncodeError::OnlyPrompt));
 }
 
 #[test]

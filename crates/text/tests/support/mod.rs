@@ -7,9 +7,12 @@
     reason = "each test file uses a part, and a fault here fails its test"
 )]
 
-use flowerbed_text::{Encoder, TextSettings};
+use flowerbed_text::{Encoder, TextSettings, Truncation, TruncationSide};
 use serde_json::{Value, json};
 use tokenizers::{Tokenizer, TruncationDirection, TruncationParams};
+
+/// Cut at the right.
+pub(crate) const CUT: Truncation = Truncation::Cut(TruncationSide::Right);
 
 const SPECIAL: [&str; 4] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"];
 
