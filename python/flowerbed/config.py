@@ -37,6 +37,8 @@ GRAPH_MEMORY_MB = 4_096
 STEP_TIMEOUT_S = 30.0
 TOKENIZER_THREADS = 0
 """One a core."""
+AUTO_TRUNCATE = True
+"""A longer input is cut to the model's length where a request does not say."""
 
 
 class DType(StrEnum):
@@ -114,6 +116,7 @@ class ModelInfo:
     device: str
     pooling: str
     token_dimensions: int  # of the head tokens
+    weights_sha256: str  # of the one file, or of the list of all files' digests
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +165,7 @@ class GatewayConfig:
     request_timeout_s: float = REQUEST_TIMEOUT_S
     drain_timeout_s: float = DRAIN_TIMEOUT_S  # for open requests, once it is told to end
     tokenizer_threads: int = TOKENIZER_THREADS
+    auto_truncate: bool = AUTO_TRUNCATE
 
     def to_core(self) -> str:
         """JSON for `_core.Gateway`."""
@@ -198,6 +202,7 @@ class ServeConfig:
     max_batch_sequences: int = MAX_BATCH_SEQUENCES
     step_timeout_s: float = STEP_TIMEOUT_S
     tokenizer_threads: int = TOKENIZER_THREADS
+    auto_truncate: bool = AUTO_TRUNCATE
     request_timeout_s: float = REQUEST_TIMEOUT_S
     drain_timeout_s: float = DRAIN_TIMEOUT_S
     log_format: LogFormat = LogFormat.TEXT

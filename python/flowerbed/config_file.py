@@ -19,6 +19,7 @@ CONFIG_VARIABLE = "FLOWERBED_CONFIG"
 _TEXT = "text"
 _WHOLE = "a whole number"
 _NUMBER = "a number"
+_BOOLEAN = "true or false"
 _LIST = "a list of texts"
 _TABLE = "a table of texts"
 
@@ -41,6 +42,7 @@ _TABLES: dict[str, dict[str, _Key]] = {
         "port": _Key("port", _WHOLE, _FRONT),
         "workers": _Key("workers", _LIST, ("gateway",)),
         "tokenizer_threads": _Key("tokenizer_threads", _WHOLE, _FRONT),
+        "auto_truncate": _Key("auto_truncate", _BOOLEAN, _FRONT),
         "request_timeout_s": _Key("request_timeout", _NUMBER),
         "drain_timeout_s": _Key("drain_timeout", _NUMBER),
         "log_format": _Key("log_format"),
@@ -139,7 +141,7 @@ def _is(kind: str, value: object) -> bool:
         return kind == (_TABLE if is_table else _LIST) and all(isinstance(p, str) for p in parts)
     match value:
         case bool():
-            return False
+            return kind == _BOOLEAN
         case str():
             return kind == _TEXT
         case int():
@@ -153,6 +155,8 @@ def _is(kind: str, value: object) -> bool:
 def _as_option(path: Path, key: str, value: Any) -> Any:
     if key == "path":  # beside the file, wherever the command was started
         return str(path.parent / Path(value).expanduser())
+    if isinstance(value, bool):
+        return str(value).lower()
     if key == "prompts":
         return [f"{name}={text}" for name, text in value.items()]
     return value

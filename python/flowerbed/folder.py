@@ -97,21 +97,26 @@ class ModelFolder:
         """Guarded access to the folder's files."""
         return FolderFiles(self.path)
 
-    def space(self, dtype: str) -> str:
-        """Hash of everything that moves a vector, 16 hexadecimal digits. Reads all the weights.
-
-        Args:
-            dtype: Number format that the model runs in, such as float32.
-        """
+    def weight_digests(self) -> dict[str, str]:
+        """The sha256 of each file of weights, by name. Reads all the weights."""
         files = self.files()
         names = weight_files(files, self.prefix)
         for module in self.after_pooling:
             if isinstance(module, Dense):
                 names = [*names, *weight_files(files, module.prefix)]
+        return {name: files.sha256(name) for name in names}
+
+    def space(self, dtype: str, digests: Mapping[str, str] | None = None) -> str:
+        """Hash of everything that moves a vector, 16 hexadecimal digits.
+
+        Args:
+            dtype: Number format that the model runs in, such as float32.
+            digests: What `weight_digests` gave; None reads all the weights.
+        """
         moving = {
             "numerics": NUMERICS_VERSION,
             "dtype": dtype,
-            "weights": {name: files.sha256(name) for name in names},
+            "weights": dict(self.weight_digests() if digests is None else digests),
             "config": {k: v for k, v in self.config.items() if k not in DESCRIPTIVE_KEYS},
             "tokenizer": self.tokenizer_sha256,
             "text": self.text_sha256,

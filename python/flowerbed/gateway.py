@@ -30,6 +30,7 @@ def run(
     request_timeout_s: float,
     drain_timeout_s: float,
     tokenizer_threads: int,
+    auto_truncate: bool,
     on_ready: Callable[[str, str], None],
 ) -> int:
     """Serves until SIGTERM or SIGINT, which let open requests finish; a second one ends at once.
@@ -45,6 +46,7 @@ def run(
         request_timeout_s: Longest time of a request.
         drain_timeout_s: Time for open requests once it is told to end.
         tokenizer_threads: For short requests; 0 for one a core.
+        auto_truncate: Whether longer inputs are cut where a request does not say.
         on_ready: Takes the address with its real port and the model's id.
 
     Returns:
@@ -64,6 +66,7 @@ def run(
         request_timeout_s=request_timeout_s,
         drain_timeout_s=drain_timeout_s,
         tokenizer_threads=tokenizer_threads,
+        auto_truncate=auto_truncate,
     )
     try:
         gateway = _core.Gateway(config.to_core())

@@ -25,6 +25,7 @@ def plan(config: ServeConfig, worker_devices: tuple[str, ...], folder: Path) -> 
         joined = [part for address in addresses for part in ("--worker", address)]
         options = ["--host", config.host, "--port", str(port), *joined]
         options += ["--tokenizer-threads", str(config.tokenizer_threads)]
+        options += ["--auto-truncate", str(config.auto_truncate).lower()]
         options += [part for alias in config.aliases for part in ("--alias", alias)]
         return ChildSpec("gateway", _command("gateway", config, options), _environment("cpu", 1))
 

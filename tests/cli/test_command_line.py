@@ -157,6 +157,7 @@ def test_each_option_of_serve_is_also_an_environment_variable(run, served):
     by_option += ("--drain-timeout", "9", "--step-timeout", "8", "--tokenizer-threads", "3")
     by_option += ("--workers", "2", "--saturation-batch-tokens", "128")
     by_option += ("--max-batch-sequences", "7", "--alias", "a", "--alias", "b")
+    by_option += ("--auto-truncate", "false")
     assert run(*by_option).code == 0
     outcome = run(
         "serve",
@@ -175,6 +176,7 @@ def test_each_option_of_serve_is_also_an_environment_variable(run, served):
         FLOWERBED_TOKENIZER_THREADS="3",
         FLOWERBED_WORKERS="2",
         FLOWERBED_SATURATION_BATCH_TOKENS="128",
+        FLOWERBED_AUTO_TRUNCATE="false",
         FLOWERBED_MAX_BATCH_SEQUENCES="7",
         FLOWERBED_ALIAS="a b",
     )

@@ -44,6 +44,13 @@ def test_every_setting_reaches_the_worker():
     assert options["--device"] == "cpu"
 
 
+def test_whether_inputs_are_cut_reaches_the_gateway():
+    for auto_truncate in (True, False):
+        settings = ServeConfig(auto_truncate=auto_truncate)
+        gateway = launch.plan(settings, ("cpu",), FOLDER).gateway_at(0).command
+        assert pairs(gateway)["--auto-truncate"] == str(auto_truncate).lower()
+
+
 def test_each_worker_sees_its_own_gpu_only(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, 7")
     plan = launch.plan(ServeConfig(), ("cuda:0", "cuda:1"), FOLDER)

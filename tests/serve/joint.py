@@ -82,6 +82,7 @@ def joint(folder: Path, engine: Any, **config: Any) -> Generator[Joint]:
         device="cpu",
         pooling="mean",
         token_dimensions=WIDTH,
+        weights_sha256="none",
     )
     listen = f"unix:{folder}/joint.sock"
     of_engine = {"streams": engine.streams, "steps_in_flight": engine.steps_in_flight}

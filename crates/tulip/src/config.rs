@@ -63,6 +63,7 @@ pub struct ModelConfig {
     pub device: String,
     pub pooling: String,
     pub token_dimensions: u32,
+    pub weights_sha256: String,
 }
 
 /// What a model can answer with.
@@ -112,7 +113,12 @@ impl Head {
 }
 
 impl ModelConfig {
-    pub(crate) fn to_wire(&self, max_batch_tokens: u64, queue_limit: u64) -> v1::ModelInfo {
+    pub(crate) fn to_wire(
+        &self,
+        max_batch_tokens: u64,
+        max_batch_sequences: u32,
+        queue_limit: u64,
+    ) -> v1::ModelInfo {
         v1::ModelInfo {
             id: self.id.clone(),
             revision: self.revision.clone(),
@@ -136,6 +142,8 @@ impl ModelConfig {
             device: self.device.clone(),
             pooling: self.pooling.clone(),
             token_dimensions: self.token_dimensions,
+            weights_sha256: self.weights_sha256.clone(),
+            max_batch_sequences,
         }
     }
 }

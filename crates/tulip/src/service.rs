@@ -31,10 +31,9 @@ impl v1::inference_server::Inference for Service {
         _request: Request<v1::DescribeRequest>,
     ) -> Result<Response<v1::DescribeResponse>, Status> {
         let budget = self.config.max_batch_tokens;
-        let model = self
-            .config
-            .model
-            .to_wire(budget, self.state.queue_limit(budget));
+        let num_slots = u32::try_from(self.config.max_batch_sequences).unwrap_or(u32::MAX);
+        let queue_limit = self.state.queue_limit(budget);
+        let model = self.config.model.to_wire(budget, num_slots, queue_limit);
         Ok(Response::new(v1::DescribeResponse {
             protocol: PROTOCOL_VERSION,
             models: vec![model],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -101,6 +102,18 @@ def worker_token() -> str | None:
     """The secret that gateway and workers share. By environment only: argv is public."""
     return os.environ.get(TOKEN_VARIABLE) or None
 
+
+class Switch(StrEnum):
+    """An option that takes true or false: flags with two names leave `--help` no room."""
+
+    TRUE = "true"
+    FALSE = "false"
+
+    def __bool__(self) -> bool:
+        return self is Switch.TRUE
+
+
+AUTO_TRUNCATE = Switch(str(config.AUTO_TRUNCATE).lower())
 
 MAX_TIMEOUT_S = 86_400.0
 MAX_STEP_TOKENS = 1_048_576
@@ -229,6 +242,13 @@ TokenizerThreads = Annotated[
         min=0,
         max=1_024,
         help="Threads that tokenize short requests; 0 is one a core.",
+    ),
+]
+AutoTruncate = Annotated[
+    Switch,
+    typer.Option(
+        envvar="FLOWERBED_AUTO_TRUNCATE",
+        help="Whether a longer input than the model takes is cut, where its request does not say.",
     ),
 ]
 RequestTimeout = Annotated[

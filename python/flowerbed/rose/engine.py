@@ -13,6 +13,7 @@ import torch
 from flowerbed.config import CPU_BATCH_TOKENS, Attention, DType, GraphCapture, ModelInfo
 from flowerbed.errors import ModelError
 from flowerbed.folder import ModelFolder
+from flowerbed.folder_files import canonical_sha256
 from flowerbed.rose.device import TORCH_DTYPES, pick_attention, pick_device, pick_dtype
 from flowerbed.rose.graphs import StepSizes
 from flowerbed.rose.grouped import GroupedRunner
@@ -113,10 +114,12 @@ class Engine:
     def info(self) -> ModelInfo:
         """What a worker tells of this model. Hashes the weights: about 1 s a GB."""
         folder = self.folder
+        digests = folder.weight_digests()
+        [weights_sha256] = digests.values() if len(digests) == 1 else [canonical_sha256(digests)]
         return ModelInfo(
             id=folder.id,
             revision=folder.revision,
-            space=self.space,
+            space=folder.space(self.dtype, digests),
             tokenizer_sha256=folder.tokenizer_sha256,
             text_sha256=folder.text_sha256,
             max_length=folder.text.max_length,
@@ -130,6 +133,7 @@ class Engine:
             device=str(self.device),
             pooling="+".join(folder.pooling),
             token_dimensions=folder.hidden_size,
+            weights_sha256=weights_sha256,
         )
 
     @property

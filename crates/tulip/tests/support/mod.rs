@@ -46,7 +46,7 @@ pub(crate) fn config(listen: &str) -> serde_json::Value {
             "text_sha256": "x", "max_length": 64, "vocab_rows": VOCAB, "dimensions": DIMENSIONS,
             "allowed_dimensions": [], "normalize": false, "heads": ["embed"],
             "attention_scale": 0.0, "dtype": "float32", "device": "cpu", "pooling": "mean",
-            "token_dimensions": TOKEN_DIMENSIONS,
+            "token_dimensions": TOKEN_DIMENSIONS, "weights_sha256": "w",
         },
         "listen": listen, "metrics_listen": null, "token": null, "max_batch_tokens": 32, "saturation_batch_tokens": 32, "online_batch_tokens": 32, "step_timeout_s": 30.0,
         "max_batch_sequences": 8,
