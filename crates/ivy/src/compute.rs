@@ -89,6 +89,11 @@ impl Compute {
         })
     }
 
+    /// Threads that tokenize short requests.
+    pub(crate) fn num_short_threads(&self) -> usize {
+        self.short.current_num_threads()
+    }
+
     /// Whether JSON of so many bytes may be worked on without leaving the async runtime.
     pub(crate) fn is_small(num_bytes: usize) -> bool {
         num_bytes <= MAX_SHORT_BYTES

@@ -28,6 +28,8 @@ pub struct GatewayConfig {
     pub drain_timeout: Duration,
     /// Threads that tokenize short requests; 0 means one a core.
     pub tokenizer_threads: usize,
+    /// Whether over-long inputs are cut where a request does not say.
+    pub auto_truncate: bool,
 }
 
 /// One served model, as the gateway sees it.
@@ -74,7 +76,8 @@ mod tests {
             "text_sha256": "bb"
         },
         "workers": ["unix:/run/w.sock"], "listen": "127.0.0.1:0", "worker_token": "hush",
-        "request_timeout_s": 60.0, "drain_timeout_s": 30.0, "tokenizer_threads": 0
+        "request_timeout_s": 60.0, "drain_timeout_s": 30.0, "tokenizer_threads": 0,
+        "auto_truncate": true
     }"#;
 
     #[test]

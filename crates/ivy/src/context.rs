@@ -19,8 +19,8 @@ use crate::metrics::Labels;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_ID_BYTES: usize = 128;
-/// Probes ask it again and again; that no worker is up has its own line.
-const READY: &str = "/ready";
+/// Probes ask them again and again; that no worker is up has its own line.
+const PROBED: [&str; 3] = ["/ready", "/", "/ping"];
 /// nginx's word for a caller that hung up.
 const HUNG_UP: u16 = 499;
 
@@ -126,7 +126,7 @@ impl Count {
                 reason,
                 "request failed"
             ),
-            501.. if route != READY => tracing::warn!(
+            _ if reason.is_some() && !PROBED.contains(&route.as_str()) => tracing::warn!(
                 id,
                 code,
                 elapsed_ms,

@@ -5,12 +5,15 @@
 use std::ops::Range;
 
 use bytes::Bytes;
-use flowerbed_protocol::v1::{Dtype, Head, Lane, OutputSpec, RunRequest, RunResponse, RunStats};
+use flowerbed_protocol::v1::{
+    Dtype, Head, Lane, Normalize, Output, OutputSpec, RunRequest, RunResponse, RunStats,
+};
 use flowerbed_protocol::{Error, ErrorKind, packed};
 use flowerbed_text::Sequence;
 use futures::future::try_join_all;
 
 use crate::error::internal;
+use crate::form::Names;
 use crate::pool::{Group, Pool};
 use crate::replica::CallOptions;
 use crate::split::{ChunkLimits, split};
@@ -18,8 +21,13 @@ use crate::split::{ChunkLimits, split};
 /// What is asked of every chunk of one request.
 #[derive(Clone, Debug)]
 pub(crate) struct Ask {
+    /// `Embed` gives a row for each sequence, `Tokens` one for each token.
+    pub(crate) head: Head,
     /// Floats a row.
     pub(crate) dimensions: u32,
+    pub(crate) normalize: Normalize,
+    /// For errors.
+    pub(crate) names: Names,
     pub(crate) lane: Lane,
     pub(crate) options: CallOptions,
 }
@@ -47,12 +55,15 @@ impl Dispatch<'_> {
         sequences: &[Sequence],
         costs: &[u64],
     ) -> Result<Vec<Rows>, Error> {
-        let limits = ChunkLimits::new(
+        let mut limits = ChunkLimits::new(
             costs.iter().sum(),
             self.group.live.len(),
             self.group.step_budget(),
             self.ask.dimensions,
         );
+        if self.ask.head == Head::Tokens {
+            limits.max_tokens = limits.max_tokens.min(limits.max_rows);
+        }
         let sizes: Vec<(u64, usize)> = costs
             .iter()
             .zip(sequences)
@@ -75,8 +86,8 @@ impl Dispatch<'_> {
         let response = self
             .run_somewhere(message, cost)
             .await
-            .map_err(|error| in_the_callers_words(error, range.start))?;
-        self.check(response, sequences.len())
+            .map_err(|error| self.in_the_callers_words(error, range.start))?;
+        self.check(response, sequences)
     }
 
     /// Runs a chunk; once more elsewhere, if one replica cannot and another may.
@@ -115,41 +126,82 @@ impl Dispatch<'_> {
         RunRequest {
             model: self.group.session.info.id.clone(),
             space: self.group.space().to_owned(),
-            head: Head::Embed.into(),
+            head: self.ask.head.into(),
             ids: packed::from_u32s(&ids),
             lengths: packed::from_u32s(&lengths),
             pair_start: Bytes::new(),
-            segments: segments(sequences),
+            segments: match self.ask.head {
+                Head::Tokens => Bytes::new(),
+                _ => segments(sequences),
+            },
             outputs: vec![OutputSpec {
                 dtype: Dtype::Float32.into(),
                 dimensions: self.ask.dimensions,
-                ..OutputSpec::default()
+                normalize: self.ask.normalize.into(),
             }],
             lane: self.ask.lane.into(),
         }
     }
 
     /// A worker's answer is believed no more than a caller's request.
-    fn check(&self, response: RunResponse, num_rows: usize) -> Result<Rows, Error> {
-        let width = u64::from(self.ask.dimensions);
+    fn check(&self, response: RunResponse, sequences: &[Sequence]) -> Result<Rows, Error> {
         let stats = response.stats.unwrap_or_default();
         let mut outputs = response.outputs.into_iter();
         match (outputs.next(), outputs.next()) {
-            (Some(output), None)
-                if output.dtype() == Dtype::Float32
-                    && output.shape == [num_rows as u64, width]
-                    && output.data.len() == 4 * num_rows * self.ask.dimensions as usize =>
-            {
-                Ok(Rows {
-                    data: output.data,
-                    stats,
-                })
-            }
+            (Some(output), None) if self.has_shape(&output, sequences) => Ok(Rows {
+                data: output.data,
+                stats,
+            }),
             _ => Err(internal(
                 "a worker answered rows of another shape than asked",
             )),
         }
     }
+
+    fn has_shape(&self, output: &Output, sequences: &[Sequence]) -> bool {
+        let lengths = sequences.iter().map(|sequence| sequence.ids.len());
+        let (num_rows, row_offsets) = match self.ask.head {
+            Head::Tokens => (lengths.clone().sum(), Some(ends(lengths))),
+            _ => (sequences.len(), None),
+        };
+        output.dtype() == Dtype::Float32
+            && output.shape == [num_rows as u64, u64::from(self.ask.dimensions)]
+            && output.data.len() == 4 * num_rows * self.ask.dimensions as usize
+            && row_offsets.is_none_or(|offsets| output.row_offsets == packed::from_u32s(&offsets))
+    }
+
+    /// The worker counts inside its chunk and knows ids; the caller has its own names and indices.
+    fn in_the_callers_words(&self, error: Error, offset: usize) -> Error {
+        if error.kind == ErrorKind::WrongSpace {
+            let message = "the workers are being replaced; try again";
+            return Error {
+                message: message.to_owned(),
+                ..error
+            };
+        }
+        let Some(index) = error.index else {
+            return error;
+        };
+        let message = format!("failed: {}", error.message);
+        let retry_after = error.retry_after;
+        let named = self
+            .ask
+            .names
+            .error(error.kind, offset + index as usize, message);
+        Error {
+            retry_after,
+            ..named
+        }
+    }
+}
+
+/// 0, then the end of each length when they lie end to end.
+fn ends(lengths: impl Iterator<Item = usize>) -> Vec<u32> {
+    let sums = lengths.scan(0, |sum, length| {
+        *sum += length;
+        Some(to_u32(*sum))
+    });
+    std::iter::once(0).chain(sums).collect()
 }
 
 /// Empty while every sequence is pooled whole.
@@ -170,21 +222,4 @@ fn segments(sequences: &[Sequence]) -> Bytes {
 /// Counts inside one chunk are far below `u32::MAX`: a message holds 64 MiB.
 fn to_u32(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
-}
-
-/// The worker counts inside its chunk and knows ids; the caller knows `input` and its own indices.
-fn in_the_callers_words(error: Error, offset: usize) -> Error {
-    if error.kind == ErrorKind::WrongSpace {
-        let message = "the workers are being replaced; try again";
-        return Error {
-            message: message.to_owned(),
-            ..error
-        };
-    }
-    let Some(index) = error.index else {
-        return error;
-    };
-    let index = to_u32(offset + index as usize);
-    let message = format!("input[{index}]: {}", error.message);
-    Error { message, ..error }.in_field("input").at_index(index)
 }

@@ -1,14 +1,23 @@
-//! How a failure is answered: the one place that makes an error body, in OpenAI's nested envelope.
+//! How a failure is answered: the one place that makes error bodies, in the dialect of the route.
 
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use flowerbed_protocol::{Error as RequestError, ErrorKind};
-use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, StatusCode};
 use serde::Serialize;
 
+/// A family of routes, and so the shape of their errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    /// OpenAI's nested object, also for routes of our own.
+    OpenAi,
+    /// `error` and `error_type` of text-embeddings-inference.
+    Tei,
+}
+
 /// A request that is not answered with what it asked for.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum Error {
     /// Of a kind that both sides of the wire know.
     #[error(transparent)]
@@ -29,12 +38,19 @@ pub(crate) enum Error {
 pub(crate) struct Reason(pub(crate) String);
 
 #[derive(Serialize)]
-struct Envelope<'a> {
-    error: Body<'a>,
+#[serde(untagged)]
+enum Envelope<'a> {
+    OpenAi {
+        error: OpenAiError<'a>,
+    },
+    Tei {
+        error: &'a str,
+        error_type: &'static str,
+    },
 }
 
 #[derive(Serialize)]
-struct Body<'a> {
+struct OpenAiError<'a> {
     message: &'a str,
     r#type: &'static str,
     code: &'static str,
@@ -42,14 +58,38 @@ struct Body<'a> {
 }
 
 impl Error {
-    /// HTTP status of the answer.
-    pub(crate) fn status(&self) -> StatusCode {
-        match self {
-            Self::Request(error) => StatusCode::from_u16(error.kind.http_status())
-                .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
-            Self::MediaType(_) | Self::ContentEncoding(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Self::Method(_) => StatusCode::METHOD_NOT_ALLOWED,
-        }
+    fn status(&self, dialect: Dialect) -> StatusCode {
+        let code = match (self, dialect) {
+            (Self::Request(error), Dialect::OpenAi) => error.kind.http_status(),
+            (Self::Request(error), Dialect::Tei) => error.kind.tei_status(),
+            (Self::MediaType(_) | Self::ContentEncoding(_), _) => 415,
+            (Self::Method(_), _) => 405,
+        };
+        StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+    }
+
+    /// The answer's body and status.
+    fn answer(&self, dialect: Dialect) -> Response {
+        let status = self.status(dialect);
+        let message = self.to_string();
+        let envelope = match dialect {
+            Dialect::OpenAi => Envelope::OpenAi {
+                error: OpenAiError {
+                    message: &message,
+                    r#type: family(status),
+                    code: self.code(),
+                    param: self.param(),
+                },
+            },
+            Dialect::Tei => Envelope::Tei {
+                error: &message,
+                error_type: match self {
+                    Self::Request(error) => error.kind.tei_type(),
+                    _ => ErrorKind::InvalidInput.tei_type(),
+                },
+            },
+        };
+        json(status, &envelope)
     }
 
     fn code(&self) -> &'static str {
@@ -100,29 +140,33 @@ fn family(status: StatusCode) -> &'static str {
 }
 
 impl IntoResponse for Error {
+    /// In OpenAI's dialect, unless [`in_dialect`] is told of another one.
     fn into_response(self) -> Response {
-        let status = self.status();
-        let message = self.to_string();
-        let body = Envelope {
-            error: Body {
-                message: &message,
-                r#type: family(status),
-                code: self.code(),
-                param: self.param(),
-            },
-        };
-        let mut response = json(status, &body);
+        let mut response = self.answer(Dialect::OpenAi);
         if let Some(seconds) = self.retry_after_s() {
             response
                 .headers_mut()
                 .insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
         // What is wrong with a caller's input may quote it, so it stays out of the log.
-        if status.is_server_error() {
-            response.extensions_mut().insert(Reason(message));
+        if response.status().is_server_error() {
+            response.extensions_mut().insert(Reason(self.to_string()));
         }
+        response.extensions_mut().insert(self);
         response
     }
+}
+
+/// Says an error again in the dialect of its route.
+pub(crate) fn in_dialect(dialect: Dialect, mut response: Response) -> Response {
+    let Some(error) = response.extensions_mut().remove::<Error>() else {
+        return response;
+    };
+    let (head, body) = error.answer(dialect).into_parts();
+    *response.status_mut() = head.status;
+    *response.body_mut() = body;
+    response.headers_mut().remove(CONTENT_LENGTH);
+    response
 }
 
 /// A JSON answer.
@@ -140,4 +184,41 @@ pub(crate) fn json_bytes(status: StatusCode, body: Bytes) -> Response {
 pub(crate) fn internal(reason: &str) -> RequestError {
     tracing::error!(reason, "internal error");
     RequestError::new(ErrorKind::Internal, "the gateway failed; its log says why")
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::to_bytes;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_error_is_said_again_with_its_headers_in_the_dialect_of_the_route() {
+        let full = RequestError::new(ErrorKind::Overloaded, "full");
+        for (error, status, expected) in [
+            (
+                full.into(),
+                429,
+                r#"{"error":"full","error_type":"Overloaded"}"#,
+            ),
+            (
+                RequestError::new(ErrorKind::EngineFailed, "failed").into(),
+                424,
+                r#"{"error":"failed","error_type":"Backend"}"#,
+            ),
+            (
+                Error::Method(http::Method::PUT),
+                405,
+                r#"{"error":"this route does not answer PUT","error_type":"Validation"}"#,
+            ),
+        ] {
+            let before = error.into_response();
+            let retry_after = before.headers().get(RETRY_AFTER).cloned();
+            let after = in_dialect(Dialect::Tei, before);
+            assert_eq!(after.status(), status);
+            assert_eq!(after.headers().get(RETRY_AFTER).cloned(), retry_after);
+            let body = to_bytes(after.into_body(), 1_000).await.unwrap();
+            assert_eq!(body, expected);
+        }
+    }
 }

@@ -1,21 +1,21 @@
-//! The `input` of a request: a text, texts, a token array, or token arrays.
+//! The inputs of a request: texts or token arrays, alone, in a list, or as a comparison.
 //!
 //! A single one is a list of one from here on. Every error names the index in the caller's list.
 
-use flowerbed_protocol::{Error, limits};
+use flowerbed_protocol::{Error, ErrorKind, limits};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use crate::compute::Work;
-use crate::item::{Item, ItemSeed, Kind};
+use crate::form::{Form, Names, SENTENCES, SOURCE, Takes};
+use crate::item::{Item, ItemSeed};
 use crate::json::{Refusal, Scalar};
+use crate::wire::echo;
 
 /// Appended where somebody may have sent another tokenizer's ids without knowing it.
 pub(crate) const TOKEN_HINT: &str = "token arrays must hold this model's own ids; LangChain's \
     OpenAIEmbeddings sends OpenAI's ids unless check_embedding_ctx_length=False is set";
 
-const FORMS: &str = "a string, a list of strings, a list of token ids, or a list of such lists";
-
-/// What is to be embedded, in the caller's order; never empty.
+/// What is to be worked on, in the caller's order; never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Inputs {
     Texts(Vec<String>),
@@ -31,6 +31,14 @@ impl Inputs {
         }
     }
 
+    /// Characters of the texts; ids, where there are only these.
+    pub(crate) fn num_chars(&self) -> usize {
+        match self {
+            Self::Texts(texts) => texts.iter().map(|text| text.chars().count()).sum(),
+            Self::Tokens(arrays) => arrays.iter().map(Vec::len).sum(),
+        }
+    }
+
     /// Where it is tokenized; token arrays need no tokenizer.
     pub(crate) fn work(&self) -> Work {
         match self {
@@ -40,111 +48,159 @@ impl Inputs {
     }
 }
 
-/// An error of `input[index]`.
-pub(crate) fn at(index: usize, message: impl std::fmt::Display) -> Error {
-    let error = Error::invalid("input", format!("input[{index}] {message}"));
-    u32::try_from(index).map_or(error.clone(), |index| error.at_index(index))
-}
+const KNOWN: &str = "source_sentence, sentences";
+const OTHER_SENTENCES: Form = Form {
+    inputs: SENTENCES,
+    takes: Takes::Texts,
+    fields: &[],
+    parameters: &[],
+};
 
-/// Reads the value of `input`.
+/// Reads the inputs of a form.
 #[derive(Clone, Copy)]
-pub(crate) struct InputSeed<'r>(pub(crate) &'r Refusal);
+pub(crate) struct InputSeed<'r> {
+    pub(crate) form: &'static Form,
+    pub(crate) refusal: &'r Refusal,
+}
 
 impl<'de> DeserializeSeed<'de> for InputSeed<'_> {
-    type Value = Inputs;
+    type Value = (Inputs, Names);
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Inputs, D::Error> {
-        deserializer.deserialize_any(InputVisitor(self.0))
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_any(self)
     }
 }
 
-struct InputVisitor<'r>(&'r Refusal);
+impl InputSeed<'_> {
+    fn refuse<T, E: serde::de::Error>(self, found: &Scalar) -> Result<T, E> {
+        let Form { inputs, takes, .. } = self.form;
+        let message = format!("{inputs} must be {}, not {}", takes.forms(), found.name());
+        Err(self.refusal.stop(Error::invalid(*inputs, message)))
+    }
 
-impl InputVisitor<'_> {
-    fn refuse<E: serde::de::Error>(&self, found: &Scalar) -> Result<Inputs, E> {
-        let message = format!("input must be {FORMS}, not {}", found.name());
-        Err(self.0.stop(Error::invalid("input", message)))
+    fn names(self) -> Names {
+        Names::List(self.form.inputs)
     }
 }
 
-impl<'de> Visitor<'de> for InputVisitor<'_> {
-    type Value = Inputs;
+impl<'de> Visitor<'de> for InputSeed<'_> {
+    type Value = (Inputs, Names);
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(FORMS)
+        f.write_str(self.form.takes.forms())
     }
 
-    fn visit_str<E>(self, text: &str) -> Result<Inputs, E> {
-        Ok(Inputs::Texts(vec![text.to_owned()]))
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Self::Value, E> {
+        if !self.form.takes.texts() {
+            return self.refuse(&Scalar::Text(String::new()));
+        }
+        Ok((Inputs::Texts(vec![text.to_owned()]), self.names()))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Inputs, A::Error> {
-        let mut items = Items {
-            list,
-            refusal: self.0,
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Self::Value, A::Error> {
+        let takes = self.form.takes;
+        if !takes.texts() && !takes.ids() {
+            return self.refuse(&Scalar::List);
+        }
+        let seed = ItemSeed {
+            form: self.form,
+            refusal: self.refusal,
             index: 0,
             kind: None,
         };
-        match items.next()? {
-            None => {
-                let message = format!("input is an empty list; it must be {FORMS}");
-                Err(self.0.stop(Error::invalid("input", message)))
-            }
-            Some(Item::Text(text)) => items.rest(text, Item::into_text).map(Inputs::Texts),
-            Some(Item::Ids(ids)) => items.rest(ids, Item::into_ids).map(Inputs::Tokens),
+        let mut items = Items { list, seed };
+        let inputs = match items.next()? {
+            None => return Err(self.refusal.stop(empty(self.form))),
+            Some(Item::Text(text)) => items.rest(text, Item::into_text).map(Inputs::Texts)?,
+            Some(Item::Ids(ids)) => items.rest(ids, Item::into_ids).map(Inputs::Tokens)?,
             Some(Item::Id(id)) => {
                 let mut ids = vec![id];
                 while let Some(item) = items.next()? {
                     ids.extend(item.into_id());
                 }
-                Ok(Inputs::Tokens(vec![ids]))
+                Inputs::Tokens(vec![ids])
             }
-        }
+        };
+        Ok((inputs, self.names()))
     }
 
-    fn visit_unit<E: serde::de::Error>(self) -> Result<Inputs, E> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        if !self.form.takes.comparison() {
+            return self.refuse(&Scalar::Object);
+        }
+        let stop = |error: Error| self.refusal.stop(error);
+        let (mut source, mut sentences) = (None, None);
+        while let Some(name) = map.next_key::<String>()? {
+            let is_repeated = match name.as_str() {
+                "source_sentence" => match map.next_value()? {
+                    Scalar::Text(text) => source.replace(text).is_some(),
+                    other => {
+                        let message = format!("{SOURCE} must be a string, not {}", other.name());
+                        return Err(stop(Error::invalid(SOURCE, message)));
+                    }
+                },
+                "sentences" => {
+                    let seed = Self {
+                        form: &OTHER_SENTENCES,
+                        ..self
+                    };
+                    sentences.replace(map.next_value_seed(seed)?.0).is_some()
+                }
+                _ => {
+                    let name = echo(&name);
+                    let message = format!("unknown field {name:?} in inputs; known are {KNOWN}");
+                    return Err(stop(Error::invalid("inputs", message)));
+                }
+            };
+            if is_repeated {
+                let message = format!("inputs.{} is given twice", echo(&name));
+                return Err(stop(Error::invalid("inputs", message)));
+            }
+        }
+        let missing = |field: &str| stop(Error::invalid(field, format!("{field} is missing")));
+        let source = source.ok_or_else(|| missing(SOURCE))?;
+        let Some(Inputs::Texts(mut texts)) = sentences else {
+            return Err(missing(SENTENCES));
+        };
+        texts.insert(0, source);
+        if texts.len() > limits::MAX_INPUTS {
+            return Err(stop(too_many("inputs", texts.len())));
+        }
+        Ok((Inputs::Texts(texts), Names::Comparison))
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> Result<Self::Value, E> {
         self.refuse(&Scalar::Null)
     }
 
-    fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<Inputs, E> {
+    fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<Self::Value, E> {
         self.refuse(&Scalar::Bool(value))
     }
 
-    fn visit_i64<E: serde::de::Error>(self, _: i64) -> Result<Inputs, E> {
+    fn visit_i64<E: serde::de::Error>(self, _: i64) -> Result<Self::Value, E> {
         self.refuse(&Scalar::Number)
     }
 
-    fn visit_u64<E: serde::de::Error>(self, _: u64) -> Result<Inputs, E> {
+    fn visit_u64<E: serde::de::Error>(self, _: u64) -> Result<Self::Value, E> {
         self.refuse(&Scalar::Number)
     }
 
-    fn visit_f64<E: serde::de::Error>(self, _: f64) -> Result<Inputs, E> {
+    fn visit_f64<E: serde::de::Error>(self, _: f64) -> Result<Self::Value, E> {
         self.refuse(&Scalar::Number)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, _: A) -> Result<Inputs, A::Error> {
-        self.refuse(&Scalar::Object)
     }
 }
 
 /// The items of a list, all of one kind.
 struct Items<'r, A> {
     list: A,
-    refusal: &'r Refusal,
-    index: usize,
-    kind: Option<Kind>,
+    seed: ItemSeed<'r>,
 }
 
 impl<'de, A: SeqAccess<'de>> Items<'_, A> {
     fn next(&mut self) -> Result<Option<Item>, A::Error> {
-        let seed = ItemSeed {
-            refusal: self.refusal,
-            index: self.index,
-            kind: self.kind,
-        };
-        let item = self.list.next_element_seed(seed)?;
-        self.index += 1;
-        self.kind = self.kind.or(item.as_ref().map(Item::kind));
+        let item = self.list.next_element_seed(self.seed)?;
+        self.seed.index += 1;
+        self.seed.kind = self.seed.kind.or(item.as_ref().map(Item::kind));
         Ok(item)
     }
 
@@ -159,7 +215,8 @@ impl<'de, A: SeqAccess<'de>> Items<'_, A> {
                     num_inputs += 1;
                 }
                 if num_inputs > limits::MAX_INPUTS {
-                    return Err(self.refusal.stop(too_many(num_inputs)));
+                    let error = too_many(self.seed.form.inputs, num_inputs);
+                    return Err(self.seed.refusal.stop(error));
                 }
                 break;
             }
@@ -168,8 +225,15 @@ impl<'de, A: SeqAccess<'de>> Items<'_, A> {
     }
 }
 
-fn too_many(num_inputs: usize) -> Error {
+fn empty(form: &Form) -> Error {
+    let Form { inputs, takes, .. } = form;
+    let message = format!("{inputs} is an empty list; it must be {}", takes.forms());
+    Error::new(ErrorKind::EmptyInput, message).in_field(*inputs)
+}
+
+fn too_many(field: &str, num_inputs: usize) -> Error {
     let limit = limits::MAX_INPUTS;
-    let message = format!("input has {num_inputs} items, the limit is {limit}: split the request");
-    Error::invalid("input", message)
+    let message =
+        format!("{field} has {num_inputs} items, the limit is {limit}: split the request");
+    Error::new(ErrorKind::TooManyInputs, message).in_field(field)
 }

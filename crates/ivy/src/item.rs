@@ -1,8 +1,10 @@
-//! One item of an `input` list: a text, a token id, or a token array.
+//! One item of a list of inputs: a text, a token id, or a token array.
 
+use flowerbed_protocol::ErrorKind;
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
-use crate::input::{TOKEN_HINT, at};
+use crate::form::{Form, Names};
+use crate::input::TOKEN_HINT;
 use crate::json::{Refusal, Scalar};
 
 /// What the first item is, all others must be.
@@ -57,52 +59,51 @@ impl Item {
 /// Reads the item at `index`, which must be of `kind` if that is known.
 #[derive(Clone, Copy)]
 pub(crate) struct ItemSeed<'r> {
+    pub(crate) form: &'static Form,
     pub(crate) refusal: &'r Refusal,
     pub(crate) index: usize,
     pub(crate) kind: Option<Kind>,
 }
 
 impl ItemSeed<'_> {
+    fn stop<E: serde::de::Error>(&self, message: impl std::fmt::Display) -> E {
+        let names = Names::List(self.form.inputs);
+        self.refusal.stop(names.at(self.index, message))
+    }
+
     fn refuse<T, E: serde::de::Error>(&self, found: &str) -> Result<T, E> {
-        let index = self.index;
-        let error = match self.kind {
-            None => at(
-                index,
-                format_args!("must be a string, a token id or a list of token ids, not {found}"),
-            ),
-            Some(Kind::Text) => at(
-                index,
-                format_args!("must be a string like those before it, not {found}"),
-            ),
-            Some(Kind::Id) => at(
-                index,
-                format_args!("must be a token id like those before it, not {found}; {TOKEN_HINT}"),
-            ),
-            Some(Kind::Ids) => at(
-                index,
-                format_args!(
-                    "must be a list of token ids like those before it, not {found}; {TOKEN_HINT}"
-                ),
-            ),
+        let takes = self.form.takes;
+        let wanted = match (self.kind, takes.texts(), takes.ids()) {
+            (None, true, true) => "a string, a token id or a list of token ids",
+            (None, false, _) => "a token id or a list of token ids",
+            (None, true, false) => "a string",
+            (Some(Kind::Text), ..) => "a string like those before it",
+            (Some(Kind::Id), ..) => "a token id like those before it",
+            (Some(Kind::Ids), ..) => "a list of token ids like those before it",
         };
-        Err(self.refusal.stop(error))
+        let message = format!("must be {wanted}, not {found}");
+        Err(match self.kind {
+            Some(Kind::Id | Kind::Ids) => self.stop(format_args!("{message}; {TOKEN_HINT}")),
+            _ => self.stop(message),
+        })
     }
 
     fn accept<E: serde::de::Error>(&self, item: Item, found: &str) -> Result<Item, E> {
-        match self.kind {
-            Some(kind) if kind != item.kind() => self.refuse(found),
-            _ => Ok(item),
+        let is_taken = match item.kind() {
+            Kind::Text => self.form.takes.texts(),
+            Kind::Id | Kind::Ids => self.form.takes.ids(),
+        };
+        if is_taken && self.kind.is_none_or(|kind| kind == item.kind()) {
+            Ok(item)
+        } else {
+            self.refuse(found)
         }
     }
 
     fn id<E: serde::de::Error>(&self, value: &Scalar) -> Result<Item, E> {
-        if self.kind.is_some_and(|kind| kind != Kind::Id) {
-            return self.refuse("a number");
-        }
-        match token_id(value) {
-            Some(id) => Ok(Item::Id(id)),
-            None => Err(self.refusal.stop(at(self.index, NotAnId))),
-        }
+        let id = token_id(value);
+        let item = self.accept(Item::Id(id.unwrap_or_default()), "a number")?;
+        id.map(|_| item).ok_or_else(|| self.stop(NotAnId))
     }
 }
 
@@ -138,21 +139,19 @@ impl<'de> Visitor<'de> for ItemSeed<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Item, A::Error> {
-        if self.kind.is_some_and(|kind| kind != Kind::Ids) {
-            return self.refuse("a list");
-        }
+        self.accept(Item::Ids(Vec::new()), "a list")?;
         let mut ids = Vec::new();
         while let Some(value) = list.next_element::<Scalar>()? {
             let Some(id) = token_id(&value) else {
-                let (index, position) = (self.index, ids.len());
-                let message =
-                    format_args!("is no token array: item {position} {NotAnId}").to_string();
-                return Err(self.refusal.stop(at(index, message)));
+                let position = ids.len();
+                return Err(self.stop(format_args!("is no token array: item {position} {NotAnId}")));
             };
             ids.push(id);
         }
         if ids.is_empty() {
-            return Err(self.refusal.stop(at(self.index, "is an empty list")));
+            let names = Names::List(self.form.inputs);
+            let error = names.error(ErrorKind::EmptyInput, self.index, "is an empty list");
+            return Err(self.refusal.stop(error));
         }
         Ok(Item::Ids(ids))
     }

@@ -1,4 +1,4 @@
-//! Writes the answer: rows of floats straight into the bytes of the body.
+//! Writes answers: rows of floats straight into the bytes of a body.
 //!
 //! Numbers are written in their shortest form that reads back to the same float32.
 
@@ -7,44 +7,145 @@ use base64::engine::general_purpose::STANDARD;
 use flowerbed_protocol::{Error, ErrorKind};
 
 use crate::dispatch::Rows;
+use crate::form::Names;
+use crate::pipeline::Collected;
 use crate::wire::{Format, Usage};
 
-/// Everything in an answer but its rows.
+/// The vectors of an answer.
+#[derive(Debug)]
+pub(crate) struct Vectors {
+    /// Chunk by chunk, in order.
+    chunks: Vec<Rows>,
+    /// Floats a row, at least 1.
+    dimensions: usize,
+    names: Names,
+    /// Tokens of each input.
+    lengths: Vec<usize>,
+}
+
+/// Everything in an answer of OpenAI's dialect but its vectors.
 #[derive(Clone, Debug)]
-pub(crate) struct Answer {
+pub(crate) struct OpenAiAnswer {
     pub(crate) model: String,
     pub(crate) format: Format,
-    /// Floats a row, at least 1.
-    pub(crate) dimensions: usize,
     pub(crate) usage: Usage,
 }
 
-impl Answer {
-    /// The body of the answer. A value that is not finite is never written.
-    pub(crate) fn write(&self, chunks: &[Rows]) -> Result<Vec<u8>, Error> {
-        let num_bytes: usize = chunks.iter().map(|rows| rows.data.len()).sum();
-        let mut body = Vec::with_capacity(256 + 3 * num_bytes);
-        body.extend_from_slice(br#"{"object":"list","data":["#);
-        let rows = chunks
+impl From<Collected> for Vectors {
+    fn from(collected: Collected) -> Self {
+        Self {
+            chunks: collected.rows,
+            dimensions: collected.dimensions,
+            names: collected.names,
+            lengths: collected.lengths,
+        }
+    }
+}
+
+impl Vectors {
+    /// Rows as they came, float32 little-endian.
+    fn rows(&self) -> impl Iterator<Item = &[[u8; 4]]> {
+        self.chunks
             .iter()
-            .flat_map(|rows| rows.data.chunks_exact(4 * self.dimensions));
-        for (index, row) in rows.enumerate() {
-            let (values, _) = row.as_chunks::<4>();
-            if !values
-                .iter()
-                .all(|value| f32::from_le_bytes(*value).is_finite())
-            {
-                return Err(not_finite(index));
+            .flat_map(|rows| rows.data.chunks_exact(4 * self.dimensions))
+            .map(|row| row.as_chunks::<4>().0)
+    }
+
+    /// The row of each input. A value that is not finite is never given out.
+    fn checked(&self) -> impl Iterator<Item = Result<&[[u8; 4]], Error>> {
+        self.rows()
+            .enumerate()
+            .map(|(index, row)| self.check(index, row))
+    }
+
+    fn check<'a>(&self, index: usize, row: &'a [[u8; 4]]) -> Result<&'a [[u8; 4]], Error> {
+        if row
+            .iter()
+            .all(|value| f32::from_le_bytes(*value).is_finite())
+        {
+            return Ok(row);
+        }
+        let message = "gave a value that is not a number";
+        Err(self.names.error(ErrorKind::EngineFailed, index, message))
+    }
+
+    fn body(&self) -> Vec<u8> {
+        let num_bytes: usize = self.chunks.iter().map(|rows| rows.data.len()).sum();
+        Vec::with_capacity(256 + 3 * num_bytes)
+    }
+
+    /// A list with the vector of each input.
+    pub(crate) fn write_list(&self) -> Result<Vec<u8>, Error> {
+        let mut body = self.body();
+        body.push(b'[');
+        for (index, row) in self.checked().enumerate() {
+            comma(&mut body, index);
+            write_floats(&mut body, row?.iter().copied().map(f32::from_le_bytes));
+        }
+        body.push(b']');
+        Ok(body)
+    }
+
+    /// A list with a list for each input, that of its tokens' vectors.
+    pub(crate) fn write_tokens(&self) -> Result<Vec<u8>, Error> {
+        let mut body = self.body();
+        let mut rows = self.rows();
+        body.push(b'[');
+        for (index, &length) in self.lengths.iter().enumerate() {
+            comma(&mut body, index);
+            body.push(b'[');
+            for (position, row) in rows.by_ref().take(length).enumerate() {
+                comma(&mut body, position);
+                let row = self.check(index, row)?;
+                write_floats(&mut body, row.iter().copied().map(f32::from_le_bytes));
             }
-            if index > 0 {
-                body.push(b',');
-            }
+            body.push(b']');
+        }
+        body.push(b']');
+        Ok(body)
+    }
+
+    /// A list with the cosine of the first vector with each of the others.
+    pub(crate) fn write_cosines(&self) -> Result<Vec<u8>, Error> {
+        let floats = |row: &[[u8; 4]]| -> Vec<f64> {
+            row.iter()
+                .map(|value| f64::from(f32::from_le_bytes(*value)))
+                .collect()
+        };
+        let mut rows = self.checked().map(|row| row.map(floats));
+        let first = rows.next().unwrap_or_else(|| Ok(Vec::new()))?;
+        let cosines: Vec<f32> = rows
+            .enumerate()
+            .map(|(index, other)| {
+                cosine(&first, &other?).ok_or_else(|| {
+                    let message = "gave a vector without a direction";
+                    self.names
+                        .error(ErrorKind::EngineFailed, index + 1, message)
+                })
+            })
+            .collect::<Result<_, _>>()?;
+        let mut body = Vec::new();
+        write_floats(&mut body, cosines.into_iter());
+        Ok(body)
+    }
+}
+
+impl OpenAiAnswer {
+    /// The body of the answer.
+    pub(crate) fn write(&self, vectors: &Vectors) -> Result<Vec<u8>, Error> {
+        let mut body = vectors.body();
+        body.extend_from_slice(br#"{"object":"list","data":["#);
+        for (index, row) in vectors.checked().enumerate() {
+            let row = row?;
+            comma(&mut body, index);
             body.extend_from_slice(br#"{"object":"embedding","index":"#);
             body.extend_from_slice(itoa::Buffer::new().format(index).as_bytes());
             body.extend_from_slice(br#","embedding":"#);
             match self.format {
-                Format::Float => write_floats(&mut body, values),
-                Format::Base64 => write_base64(&mut body, row),
+                Format::Float => {
+                    write_floats(&mut body, row.iter().copied().map(f32::from_le_bytes));
+                }
+                Format::Base64 => write_base64(&mut body, row.as_flattened()),
             }
             body.push(b'}');
         }
@@ -57,14 +158,18 @@ impl Answer {
     }
 }
 
-fn write_floats(body: &mut Vec<u8>, values: &[[u8; 4]]) {
+fn comma(body: &mut Vec<u8>, index: usize) {
+    if index > 0 {
+        body.push(b',');
+    }
+}
+
+fn write_floats(body: &mut Vec<u8>, values: impl Iterator<Item = f32>) {
     let mut buffer = ryu::Buffer::new();
     body.push(b'[');
-    for (position, value) in values.iter().enumerate() {
-        if position > 0 {
-            body.push(b',');
-        }
-        body.extend_from_slice(buffer.format_finite(f32::from_le_bytes(*value)).as_bytes());
+    for (position, value) in values.enumerate() {
+        comma(body, position);
+        body.extend_from_slice(buffer.format_finite(value).as_bytes());
     }
     body.push(b']');
 }
@@ -76,34 +181,42 @@ fn write_base64(body: &mut Vec<u8>, row: &[u8]) {
     body.push(b'"');
 }
 
-fn not_finite(index: usize) -> Error {
-    let message = format!("input[{index}]: the model gave a value that is not a number");
-    let error = Error::new(ErrorKind::EngineFailed, message).in_field("input");
-    u32::try_from(index).map_or(error.clone(), |index| error.at_index(index))
+/// `None` where a vector has the length zero.
+#[allow(clippy::cast_possible_truncation, reason = "a cosine is within 1")]
+fn cosine(left: &[f64], right: &[f64]) -> Option<f32> {
+    let dot = |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
+    let cosine = dot(left, right) / (dot(left, left) * dot(right, right)).sqrt();
+    cosine.is_finite().then(|| cosine.clamp(-1.0, 1.0) as f32)
 }
 
 #[cfg(test)]
 mod tests {
     use flowerbed_protocol::v1::RunStats;
     use proptest::prelude::*;
+    use serde_json::{Value, json};
 
     use super::*;
 
-    fn written(rows: &[&[f32]], format: Format) -> Result<serde_json::Value, Error> {
+    fn vectors(rows: &[&[f32]], lengths: &[usize]) -> Vectors {
         let chunk = |row: &&[f32]| Rows {
             data: row.iter().flat_map(|value| value.to_le_bytes()).collect(),
             stats: RunStats::default(),
         };
-        let answer = Answer {
+        Vectors {
+            chunks: rows.iter().map(chunk).collect(),
+            dimensions: rows[0].len(),
+            names: Names::List("input"),
+            lengths: lengths.to_vec(),
+        }
+    }
+
+    fn written(rows: &[&[f32]], format: Format) -> Result<Value, Error> {
+        let answer = OpenAiAnswer {
             model: "m\"q".to_owned(),
             format,
-            dimensions: rows[0].len(),
-            usage: Usage {
-                prompt_tokens: 7,
-                total_tokens: 7,
-            },
+            usage: Usage::of(7),
         };
-        let body = answer.write(&rows.iter().map(chunk).collect::<Vec<_>>())?;
+        let body = answer.write(&vectors(rows, &[1, 1]))?;
         Ok(serde_json::from_slice(&body).unwrap())
     }
 
@@ -112,7 +225,7 @@ mod tests {
         let body = written(&[&[1.0, -0.5], &[1e-7, 3.0]], Format::Float).unwrap();
         assert_eq!(
             body,
-            serde_json::json!({
+            json!({
                 "object": "list", "model": "m\"q", "usage": {"prompt_tokens": 7, "total_tokens": 7},
                 "data": [
                     {"object": "embedding", "index": 0, "embedding": [1.0, -0.5]},
@@ -123,13 +236,43 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_not_finite_is_an_error_that_names_its_row() {
+    fn teis_bodies_are_bare_lists() {
+        let read = |body: Result<Vec<u8>, Error>| -> Value {
+            serde_json::from_slice(&body.unwrap()).unwrap()
+        };
+        let vectors = vectors(&[&[1.0, 0.0], &[2.0, 2.0], &[-3.0, 0.0]], &[1, 2]);
+        assert_eq!(
+            read(vectors.write_list()),
+            json!([[1.0, 0.0], [2.0, 2.0], [-3.0, 0.0]])
+        );
+        assert_eq!(
+            read(vectors.write_tokens()),
+            json!([[[1.0, 0.0]], [[2.0, 2.0], [-3.0, 0.0]]])
+        );
+        let half = f64::from(std::f32::consts::FRAC_1_SQRT_2);
+        let cosines: Vec<f64> = serde_json::from_value(read(vectors.write_cosines())).unwrap();
+        assert!((cosines[0] - half).abs() < 1e-6);
+        assert_eq!(cosines[1..], [-1.0]);
+    }
+
+    #[test]
+    fn a_value_that_is_not_finite_is_an_error_that_names_its_input() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            for format in [Format::Float, Format::Base64] {
-                let error = written(&[&[1.0, 2.0], &[1.0, bad]], format).unwrap_err();
+            let without_direction = vectors(&[&[1.0], &[1.0], &[0.0]], &[1, 1, 1]);
+            let rows: [&[f32]; 3] = [&[1.0, 2.0], &[1.0, 2.0], &[1.0, bad]];
+            let vectors = vectors(&rows, &[1, 2]);
+            let results = [
+                (written(&rows, Format::Float).unwrap_err(), 2),
+                (written(&rows, Format::Base64).unwrap_err(), 2),
+                (vectors.write_list().unwrap_err(), 2),
+                (vectors.write_cosines().unwrap_err(), 2),
+                (vectors.write_tokens().unwrap_err(), 1),
+                (without_direction.write_cosines().unwrap_err(), 2),
+            ];
+            for (error, index) in results {
                 assert_eq!(
                     (error.kind, error.index),
-                    (ErrorKind::EngineFailed, Some(1))
+                    (ErrorKind::EngineFailed, Some(index))
                 );
             }
         }

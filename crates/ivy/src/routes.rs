@@ -1,4 +1,4 @@
-//! The table of routes and the layers around them.
+//! The router: the table of routes and the layers around them.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -7,29 +7,40 @@ use axum::Router;
 use axum::extract::Request;
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
 use flowerbed_protocol::{Error as RequestError, ErrorKind};
+use tower::util::MapResponseLayer;
 use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::app::App;
 use crate::body::discard;
-use crate::error::{Error, internal};
-use crate::{context, embeddings, scrape, status};
+use crate::context;
+use crate::endpoints::ENDPOINTS;
+use crate::error::{Dialect, Error, in_dialect, internal};
 
 /// All routes of a gateway.
 pub(crate) fn router(app: &Arc<App>) -> Router {
     Router::new()
-        .route("/v1/embeddings", post(embeddings::create))
-        .route("/embeddings", post(embeddings::create))
-        .route("/v1/models", get(status::models))
-        .route("/health", get(status::health))
-        .route("/ready", get(status::ready))
-        .route("/metrics", get(scrape::metrics))
+        .merge(spoken_in(Dialect::OpenAi))
+        .merge(spoken_in(Dialect::Tei))
         .fallback(no_such_route)
-        .method_not_allowed_fallback(wrong_method)
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn_with_state(Arc::clone(app), context::track))
         .with_state(Arc::clone(app))
+}
+
+/// The routes of one dialect; whatever fails under them is answered in it.
+fn spoken_in(dialect: Dialect) -> Router<Arc<App>> {
+    let own = ENDPOINTS
+        .into_iter()
+        .filter(|endpoint| endpoint.dialect == dialect);
+    own.fold(Router::new(), |router, endpoint| {
+        router.route(endpoint.path, (endpoint.handler)())
+    })
+    .method_not_allowed_fallback(wrong_method)
+    .layer(CatchPanicLayer::custom(panicked))
+    .layer(MapResponseLayer::new(move |response: Response| {
+        in_dialect(dialect, response)
+    }))
 }
 
 async fn no_such_route(request: Request) -> Error {

@@ -25,7 +25,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(120);
 /// A client that reads nothing of its answer for so long holds memory for nothing.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Further ones wait in the kernel; below the usual limit of open files.
-const MAX_CONNECTIONS: usize = 8_192;
+pub(crate) const MAX_CONNECTIONS: usize = 8_192;
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 /// After a failed accept: out of file descriptors, say.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);

@@ -3,18 +3,19 @@
 use std::sync::Arc;
 
 use flowerbed_protocol::{Error, ErrorKind};
-use flowerbed_text::{EncodeError, Encoder, Sequence};
+use flowerbed_text::{EncodeError, Encoder, Prompt, Sequence, Truncation};
 use rayon::prelude::*;
 
 use crate::compute::{Compute, IsAbandoned};
-use crate::error::internal;
-use crate::input::{Inputs, TOKEN_HINT, at};
+use crate::form::Names;
+use crate::input::{Inputs, TOKEN_HINT};
 
 /// How inputs are encoded.
 #[derive(Clone, Debug)]
-pub(crate) struct Options {
+pub(crate) struct Encoding {
+    pub(crate) names: Names,
     pub(crate) prompt_name: Option<String>,
-    pub(crate) truncate: bool,
+    pub(crate) truncation: Truncation,
     /// Rows of the embedding matrix.
     pub(crate) vocab_rows: u32,
 }
@@ -24,7 +25,7 @@ pub(crate) async fn tokenize(
     compute: &Compute,
     encoder: &Arc<Encoder>,
     inputs: Inputs,
-    options: Options,
+    options: Encoding,
 ) -> Result<Vec<Sequence>, Error> {
     let encoder = Arc::clone(encoder);
     match inputs {
@@ -46,89 +47,111 @@ pub(crate) async fn tokenize(
 fn encode(
     encoder: &Encoder,
     texts: &[String],
-    options: &Options,
+    options: &Encoding,
     is_abandoned: IsAbandoned<'_>,
 ) -> Result<Vec<Sequence>, Error> {
-    let prompt = encoder
-        .prompt(options.prompt_name.as_deref())
-        .map_err(|known| unknown_prompt(options.prompt_name.as_deref(), &known))?;
+    let prompt = prompt(encoder, options.prompt_name.as_deref())?;
     let encode_one = |text: &String| {
         if is_abandoned() {
             return Err(EncodeError::Empty);
         }
-        encoder.encode(text, prompt, options.truncate)
+        encoder.encode(text, prompt, options.truncation)
     };
     let results: Vec<_> = match texts {
         [text] => vec![encode_one(text)],
         texts => texts.par_iter().map(encode_one).collect(),
     };
-    in_order(results)
+    in_order(options.names, results)
 }
 
 fn accept(
     encoder: &Encoder,
     arrays: Vec<Vec<u32>>,
-    options: &Options,
+    options: &Encoding,
 ) -> Result<Vec<Sequence>, Error> {
     if options.prompt_name.is_some() {
-        let message = "a prompt is text: it cannot be put before token arrays";
+        let message = "prompt_name: a prompt is text, it cannot be put before token arrays";
         return Err(Error::invalid("prompt_name", message));
     }
     in_order(
+        options.names,
         arrays
             .into_iter()
-            .map(|ids| encoder.accept(ids, options.vocab_rows, options.truncate)),
+            .map(|ids| encoder.accept(ids, options.vocab_rows, options.truncation)),
     )
 }
 
-fn in_order(
-    results: impl IntoIterator<Item = Result<Sequence, EncodeError>>,
-) -> Result<Vec<Sequence>, Error> {
+/// The results of all inputs; the error of the first bad one otherwise.
+pub(crate) fn in_order<T>(
+    names: Names,
+    results: impl IntoIterator<Item = Result<T, EncodeError>>,
+) -> Result<Vec<T>, Error> {
     results
         .into_iter()
         .enumerate()
-        .map(|(index, result)| result.map_err(|error| refused(index, &error)))
+        .map(|(index, result)| result.map_err(|error| refused(names, index, &error)))
         .collect()
 }
 
-fn refused(index: usize, error: &EncodeError) -> Error {
+/// The prompt of that name, or the default one.
+pub(crate) fn prompt<'a>(
+    encoder: &'a Encoder,
+    name: Option<&str>,
+) -> Result<Option<&'a Prompt>, Error> {
+    encoder
+        .prompt(name)
+        .map_err(|known| unknown_prompt(name, &known))
+}
+
+fn refused(names: Names, index: usize, error: &EncodeError) -> Error {
     match error {
-        EncodeError::Empty => at(
+        EncodeError::Empty => names.error(
+            ErrorKind::EmptyInput,
             index,
-            "has no tokens: the text is empty and the model adds none of its own",
+            "has no tokens: it is empty and the model adds none of its own",
         ),
-        EncodeError::OnlyPrompt => at(
+        EncodeError::OnlyPrompt => names.error(
+            ErrorKind::EmptyInput,
             index,
             "has no tokens beside its prompt, and the prompt is not pooled",
         ),
-        EncodeError::TooLong { num_tokens, limit } => at(
+        EncodeError::TooLong { num_tokens, limit } => names.at(
             index,
             format_args!(
-                "has {num_tokens} tokens, the limit is {limit}: shorten it, or leave truncate on"
+                "has {num_tokens} tokens, the limit is {limit}: shorten it, or turn truncate on"
             ),
         ),
-        EncodeError::TooManyBytes { num_bytes, limit } => Error {
-            kind: ErrorKind::TooLarge,
-            ..at(
-                index,
-                format_args!(
-                    "has {num_bytes} bytes, the limit is {limit} for a text that cannot be cut at \
-                     spaces, or with truncate off: split it"
-                ),
-            )
-        },
+        EncodeError::TooManyBytes { num_bytes, limit } => names.error(
+            ErrorKind::TooLarge,
+            index,
+            format_args!(
+                "has {num_bytes} bytes, the limit is {limit} for a text that must be read whole: \
+                 without spaces to cut at, with truncate off, or to be cut at the left; split it"
+            ),
+        ),
         EncodeError::IdOutOfRange {
             position,
             id,
             vocab_rows,
-        } => at(
+        } => names.at(
             index,
             format_args!(
                 "is no token array of this model: item {position} is {id}, ids are below \
                  {vocab_rows}; {TOKEN_HINT}"
             ),
         ),
-        EncodeError::Tokenizer(reason) => internal(reason),
+        EncodeError::UnknownId { position, id } => names.at(
+            index,
+            format_args!("is no token array of this model: item {position} is {id}; {TOKEN_HINT}"),
+        ),
+        EncodeError::Tokenizer(reason) => {
+            tracing::warn!(reason, "the tokenizer refuses a text");
+            names.error(
+                ErrorKind::Tokenizer,
+                index,
+                "cannot be read by the model's tokenizer",
+            )
+        }
     }
 }
 
@@ -141,6 +164,6 @@ fn unknown_prompt(name: Option<&str>, known: &[&str]) -> Error {
     };
     Error::invalid(
         "prompt_name",
-        format!("no prompt is named {name:?}; known are {known}"),
+        format!("prompt_name: no prompt is named {name:?}; known are {known}"),
     )
 }

@@ -130,6 +130,26 @@ impl Answer {
         body["error"].clone()
     }
 
+    /// `error` and `error_type` of TEI's envelope, which holds nothing else.
+    pub(crate) fn tei_error(&self) -> (String, String) {
+        let body = self.json();
+        let fields: Vec<&str> = body
+            .as_object()
+            .unwrap()
+            .keys()
+            .map(String::as_str)
+            .collect();
+        assert_eq!(fields, ["error", "error_type"]);
+        let text = |field: &str| body[field].as_str().unwrap().to_owned();
+        (text("error"), text("error_type"))
+    }
+
+    /// A good answer's JSON, whatever its shape.
+    pub(crate) fn value<T: serde::de::DeserializeOwned>(&self) -> T {
+        assert_eq!(self.status, 200, "{}", String::from_utf8_lossy(&self.body));
+        serde_json::from_value(self.json()).unwrap()
+    }
+
     /// The vectors of a good answer, in order.
     pub(crate) fn vectors(&self) -> Vec<Vec<f32>> {
         assert_eq!(self.status, 200, "{}", String::from_utf8_lossy(&self.body));

@@ -1,6 +1,6 @@
 //! The model of the tests: an uncased BERT tokenizer with letters and a few words.
 
-use flowerbed_protocol::v1::ModelInfo;
+use flowerbed_protocol::v1::{Head, ModelInfo};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -10,6 +10,7 @@ pub(crate) const TEXT_SHA256: &str = "text-settings";
 pub(crate) const MAX_LENGTH: usize = 128;
 pub(crate) const VOCAB_ROWS: u32 = 100;
 pub(crate) const DIMENSIONS: u32 = 8;
+pub(crate) const TOKEN_DIMENSIONS: u32 = 4;
 pub(crate) const CLS: u32 = 2;
 pub(crate) const SEP: u32 = 3;
 
@@ -66,6 +67,14 @@ pub(crate) fn info() -> ModelInfo {
         vocab_rows: VOCAB_ROWS,
         dimensions: DIMENSIONS,
         normalize: true,
+        heads: vec![Head::Embed.into(), Head::Tokens.into()],
+        token_dimensions: TOKEN_DIMENSIONS,
+        revision: "abc123".to_owned(),
+        dtype: "float32".to_owned(),
+        device: "cpu".to_owned(),
+        pooling: "mean".to_owned(),
+        weights_sha256: "weights".to_owned(),
+        max_batch_sequences: 64,
         max_batch_tokens: 512,
         queue_limit: 100_000,
         attention_scale: 3_840.0,

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use flowerbed_protocol::v1::inference_server::{Inference, InferenceServer};
 use flowerbed_protocol::v1::{
-    DescribeRequest, DescribeResponse, Dtype, Load, ModelInfo, Output, RunRequest, RunResponse,
-    RunStats,
+    DescribeRequest, DescribeResponse, Dtype, Head, Load, ModelInfo, Output, RunRequest,
+    RunResponse, RunStats,
 };
 use flowerbed_protocol::{Error, PROTOCOL_VERSION, limits, packed};
 use parking_lot::Mutex;
@@ -209,11 +209,20 @@ impl Inference for Service {
             return Err(error.into());
         }
         let width = call.message.outputs[0].dimensions;
-        let mut rows: Vec<Vec<f32>> = call
-            .sequences()
-            .iter()
-            .map(|ids| model::vector(ids, width))
-            .collect();
+        let sequences = call.sequences();
+        let row = |ids: &[u32]| model::vector(ids, width);
+        let mut row_offsets = bytes::Bytes::new();
+        let mut rows: Vec<Vec<f32>> = if call.message.head() == Head::Tokens {
+            let mut ends = vec![0];
+            ends.extend(sequences.iter().scan(0, |end, ids| {
+                *end += u32::try_from(ids.len()).unwrap();
+                Some(*end)
+            }));
+            row_offsets = packed::from_u32s(&ends);
+            sequences.concat().iter().map(|id| row(&[*id])).collect()
+        } else {
+            sequences.iter().map(|ids| row(ids)).collect()
+        };
         if let Some(row) = behaviour.bad_row {
             rows[row][0] = f32::NAN;
         }
@@ -221,6 +230,7 @@ impl Inference for Service {
         let output = Output {
             dtype: Dtype::Float32.into(),
             shape: vec![rows.len() as u64, u64::from(width)],
+            row_offsets,
             data: rows
                 .iter()
                 .flatten()
