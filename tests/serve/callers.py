@@ -43,6 +43,35 @@ class Http:
         return vectors
 
 
+@dataclass(frozen=True)
+class Tei:
+    """The routes of text-embeddings-inference, as plain HTTP."""
+
+    client: httpx2.Client
+
+    def ask(self, path: str, body: object) -> httpx2.Response:
+        """A good answer."""
+        response = self.client.post(path, json=body)
+        assert response.status_code == 200, response.text
+        return response
+
+    def refused(self, path: str, body: object, status: int = 422) -> tuple[str, str]:
+        """`error` and `error_type` of a request that must be refused with `status`."""
+        response = self.client.post(path, json=body)
+        assert response.status_code == status, response.text
+        envelope = response.json()
+        assert set(envelope) == {"error", "error_type"}
+        return envelope["error"], envelope["error_type"]
+
+    def embed(self, inputs: object, **options: object) -> Floats:
+        """Vectors of `/embed`, one a row."""
+        rows = self.ask("/embed", {"inputs": inputs, **options}).json()
+        vectors = np.array(rows, dtype=np.float32)
+        assert vectors.ndim == 2
+        assert np.isfinite(vectors).all()
+        return vectors
+
+
 def cosines(a: Floats, b: Floats) -> Floats:
     """Row by row, [num_rows]."""
     return (a * b).sum(1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))

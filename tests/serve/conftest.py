@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx2
 import numpy as np
 import pytest
 
 from flowerbed.background import RunningServer, serving
-from serve.callers import Http
+from serve.callers import Http, Tei
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +27,18 @@ def server() -> Generator[RunningServer]:
 def http(server: RunningServer) -> Generator[Http]:
     with httpx2.Client(base_url=server.address, timeout=60) as client:
         yield Http(client)
+
+
+@pytest.fixture(scope="session")
+def tei(http: Http) -> Tei:
+    return Tei(http.client)
+
+
+@pytest.fixture(scope="session")
+def reference(minilm_folder: Path) -> SentenceTransformer:
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(minilm_folder), device="cpu")
 
 
 @pytest.fixture

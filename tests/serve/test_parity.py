@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,13 +11,6 @@ from serve.parity import MIN_COSINE, check_ids, check_parity
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
-
-
-@pytest.fixture(scope="module")
-def reference(minilm_folder: Path) -> SentenceTransformer:
-    from sentence_transformers import SentenceTransformer
-
-    return SentenceTransformer(str(minilm_folder), device="cpu")
 
 
 @pytest.mark.timeout(240)  # the reference is slow where the machine is busy
