@@ -23,14 +23,6 @@ pub(crate) enum Inputs {
 }
 
 impl Inputs {
-    /// Rows of the answer.
-    pub(crate) fn len(&self) -> usize {
-        match self {
-            Self::Texts(texts) => texts.len(),
-            Self::Tokens(arrays) => arrays.len(),
-        }
-    }
-
     /// Characters of the texts; ids, where there are only these.
     pub(crate) fn num_chars(&self) -> usize {
         match self {

@@ -33,6 +33,7 @@ mod pool;
 mod replica;
 mod respond;
 mod routes;
+mod schemas;
 mod scrape;
 mod serve;
 mod shutdown;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use flowerbed_protocol::v1::{Head, ModelInfo, Normalize};
 use flowerbed_protocol::{CostModel, Error, ErrorKind, limits};
-use flowerbed_text::Sequence;
+use flowerbed_text::Encoder;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::time::Instant;
 
@@ -14,6 +14,7 @@ use crate::call::{Call, Received};
 use crate::dispatch::{Ask, Dispatch, Rows};
 use crate::form::Names;
 use crate::headers;
+use crate::input::Inputs;
 use crate::pool::Group;
 use crate::tokenize::{Encoding, tokenize};
 
@@ -93,8 +94,10 @@ pub(crate) async fn run(
     let group = app.pool.group()?;
     let info = &group.session.info;
     let dimensions = dimensions(asked.options.dimensions, wanted.head, info)?;
-    // Every input costs something: a queue that is full refuses before anything is tokenized.
-    let least_cost = asked.inputs.len() as u64;
+    // A queue that is full refuses before anything is tokenized, but nothing that it would take.
+    let cost_model = CostModel::new(info.attention_scale);
+    let least = least_lengths(&asked.inputs, &app.encoder);
+    let least_cost = least.map(|length| cost_model.cost(length as u64)).sum();
     let best_lane = headers::embedding_lane(least_cost, call.lane);
     drop(app.pool.admit(&group, best_lane, least_cost)?);
 
@@ -119,7 +122,10 @@ pub(crate) async fn run(
         check_num_values(num_tokens, dimensions, names)?;
     }
 
-    let costs = costs(&sequences, info);
+    let costs: Vec<u64> = lengths
+        .iter()
+        .map(|length| cost_model.cost(*length as u64))
+        .collect();
     let cost = costs.iter().sum();
     let lane = headers::embedding_lane(cost, call.lane);
     call.context.set_lane(headers::lane_name(lane));
@@ -195,10 +201,15 @@ fn check_num_values(num_tokens: usize, dimensions: u32, names: Names) -> Result<
     Err(Error::new(ErrorKind::TooLarge, message).in_field(field))
 }
 
-fn costs(sequences: &[Sequence], info: &ModelInfo) -> Vec<u64> {
-    let model = CostModel::new(info.attention_scale);
-    sequences
-        .iter()
-        .map(|sequence| model.cost(sequence.ids.len() as u64))
-        .collect()
+/// Tokens that each input has at least, once it is cut.
+fn least_lengths(inputs: &Inputs, encoder: &Encoder) -> impl Iterator<Item = usize> {
+    let max_length = encoder.settings().max_length;
+    let (texts, arrays) = match inputs {
+        Inputs::Texts(texts) => (&texts[..], &[][..]),
+        Inputs::Tokens(arrays) => (&[][..], &arrays[..]),
+    };
+    let texts = texts.iter().map(|text| encoder.min_tokens(text));
+    texts
+        .chain(arrays.iter().map(move |ids| ids.len().min(max_length)))
+        .map(|length| length.max(1))
 }

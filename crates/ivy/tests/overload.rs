@@ -68,3 +68,32 @@ fn work_of_other_gateways_counts_too() {
     ivy.vectors(&json!({"input": "a"}));
     assert_eq!(retry_after(&ivy, &tulip), 7);
 }
+
+#[test]
+fn op_09_what_cannot_be_taken_is_refused_before_it_is_tokenized() {
+    let tulip = Tulip::start();
+    tulip.change(|behaviour| {
+        behaviour.info.queue_limit = 1_000;
+        behaviour.delay = Duration::from_millis(500);
+    });
+    let ivy = Ivy::over(&[&tulip]);
+    let ids = vec![vec![4; 102]; 8];
+    thread::scope(|scope| {
+        let open = scope.spawn(|| ivy.embed(&body()).status);
+        eventually("the call arrived", || tulip.calls().len() == 1);
+        for refused in [body(), json!({"input": ids})] {
+            assert_eq!(ivy.embed(&refused).status, 429);
+        }
+        assert_eq!(open.join().unwrap(), 200);
+    });
+    let tokenized = ivy.metric("flowerbed_tokenize_seconds_count");
+    assert_eq!(tokenized, Some(1.0), "only the first one was");
+    // What has room is taken: 1 sequence of cost 105 beside 8.
+    thread::scope(|scope| {
+        let open = scope.spawn(|| ivy.embed(&body()).status);
+        eventually("the call arrived", || tulip.calls().len() == 2);
+        let one = json!({"input": "b ".repeat(100)});
+        assert_eq!(ivy.embed(&one).status, 200);
+        assert_eq!(open.join().unwrap(), 200);
+    });
+}

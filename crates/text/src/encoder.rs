@@ -6,6 +6,7 @@ use std::path::Path;
 use sha2::{Digest, Sha256};
 use tokenizers::Tokenizer;
 
+use crate::estimate::has_countable_words;
 use crate::frame::Frame;
 use crate::locality::Locality;
 use crate::prompt::{self, Prompt};
@@ -24,8 +25,9 @@ const EXTRA_BYTES: usize = 1_024;
 pub struct Encoder {
     pub(crate) tokenizer: Tokenizer,
     settings: TextSettings,
-    frame: Frame,
+    pub(crate) frame: Frame,
     locality: Option<Locality>,
+    pub(crate) has_countable_words: bool,
     prompts: BTreeMap<String, Prompt>,
 }
 
@@ -76,8 +78,10 @@ impl Encoder {
         let root = serde_json::from_slice(json).map_err(|error| format(&error))?;
         let frame = Frame::learn(&tokenizer)?;
         check(&settings, &frame)?;
+        let locality = Locality::of(&root);
         let mut encoder = Self {
-            locality: Locality::of(&root),
+            has_countable_words: has_countable_words(&root, &tokenizer, locality),
+            locality,
             prompts: BTreeMap::new(),
             tokenizer,
             settings,
@@ -130,7 +134,7 @@ impl Encoder {
         let text = self
             .settings
             .prepare(prompt.map_or("", |prompt| prompt.text.as_str()), text);
-        let room = self.settings.max_length - self.frame.len();
+        let room = self.room();
         if truncation == Truncation::Cut(TruncationSide::Right)
             && let Some(content) = self.leading_ids(&text, room)?
         {
@@ -188,6 +192,11 @@ impl Encoder {
             segment_start: 0,
             is_truncated: num_tokens > limit,
         })
+    }
+
+    /// Ids that a text may have beside the special tokens.
+    pub(crate) fn room(&self) -> usize {
+        self.settings.max_length - self.frame.len()
     }
 
     /// The first `room` ids of a long text, read from a part of it. `None` if it has to be read

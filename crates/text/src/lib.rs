@@ -6,6 +6,7 @@
 
 mod encoder;
 mod error;
+mod estimate;
 mod frame;
 mod locality;
 mod prompt;

@@ -58,6 +58,10 @@ impl Locality {
         })
     }
 
+    pub(crate) fn splits_ideographs(self) -> bool {
+        self.splits_ideographs
+    }
+
     /// The longest cut of at most `max_bytes`, if `text` has boundaries there.
     pub(crate) fn cut(self, text: &str, max_bytes: usize) -> Option<Cut> {
         let end = self.boundary_before(text, max_bytes)?;
