@@ -23,6 +23,12 @@ TEXTS = [
     "a longer text, with punctuation; and more of it.", "word " * 300,
 ]  # fmt: skip
 
+HARD_TEXTS = [
+    "Hokkaidō", "Việt Nam tiếng Việt", "한국어", "한국어", "ﬁnance", "Ｆｕｌｌ ｗｉｄｔｈ", "ἀλλ᾽ ὁ λόγος",
+    "👨\u200d👩\u200d👧\u200d👦 family", "🇫🇷🇩🇪", "❤\ufe0f", "مرحبا \u202e بالعالم", "สวัสดีชาวโลก", "漢字" * 1_000,
+    "\t\n", "\u3000", "\u200b", "...", "---", "\x00",
+]  # fmt: skip
+
 
 @pytest.fixture(scope="module")
 def tokenizer(minilm_folder: Path) -> Tokenizer:
@@ -61,6 +67,13 @@ def test_embed_equals_sentence_transformers(
         np.testing.assert_allclose(tei.embed(text), row[None], atol=1e-5)
 
 
+def test_PA_04_the_native_size_is_no_parameter(tei: Tei) -> None:
+    np.testing.assert_array_equal(tei.embed("x", dimensions=384), tei.embed("x"))
+    for bad in (0, -1, 385, 1.5, "64"):
+        error, kind = tei.refused("/embed", {"inputs": "x", "dimensions": bad})
+        assert (kind, "dimensions" in error) == ("Validation", True)
+
+
 def test_PA_05_normalize_off_gives_what_the_model_pools_and_cuts_are_of_that(
     tei: Tei, reference: SentenceTransformer
 ) -> None:
@@ -96,11 +109,14 @@ def test_similarity_is_the_cosine(tei: Tei, reference: SentenceTransformer) -> N
     np.testing.assert_allclose(got, rows[1:] @ rows[0], atol=1e-5)
 
 
-def test_tokenize_lists_what_the_tokenizer_gives(tei: Tei, tokenizer: Tokenizer) -> None:
+def test_IN_13_IN_15_tokenize_lists_what_the_tokenizer_gives(
+    tei: Tei, tokenizer: Tokenizer
+) -> None:
+    texts = TEXTS + HARD_TEXTS
     for add in (True, False):
-        body = {"inputs": TEXTS, "add_special_tokens": add}
+        body = {"inputs": texts, "add_special_tokens": add}
         answer = tei.ask("/tokenize", body).json()
-        for text, tokens in zip(TEXTS, answer, strict=True):
+        for text, tokens in zip(texts, answer, strict=True):
             encoding = tokenizer.encode(text, add_special_tokens=add)
             specials = [mask == 1 for mask in encoding.special_tokens_mask]
             assert [token["id"] for token in tokens] == encoding.ids
@@ -146,6 +162,14 @@ def test_IN_01_an_empty_text_follows_one_rule_on_every_route(tei: Tei, http: Htt
     assert abs(tei.ask("/similarity", {"inputs": inputs}).json()[0] - 1) < 1e-5
     [tokens] = tei.ask("/tokenize", {"inputs": ""}).json()
     assert [token["text"] for token in tokens] == ["[CLS]", "[SEP]"]
+
+
+def test_IN_02_IN_13_IN_15_hard_texts_get_the_vectors_of_the_reference(
+    tei: Tei, reference: SentenceTransformer
+) -> None:
+    expected = reference_rows(reference, HARD_TEXTS)
+    np.testing.assert_allclose(tei.embed(HARD_TEXTS), expected, atol=1e-5)
+    np.testing.assert_array_equal(tei.embed("..."), tei.embed("..."))
 
 
 @pytest.mark.parametrize("path", ["/embed", "/embed_all", "/tokenize", "/"])

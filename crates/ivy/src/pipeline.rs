@@ -15,7 +15,7 @@ use crate::dispatch::{Ask, Dispatch, Rows};
 use crate::form::Names;
 use crate::headers;
 use crate::input::Inputs;
-use crate::pool::Group;
+use crate::pool::{Admitted, Group};
 use crate::tokenize::{Encoding, tokenize};
 
 const SPACE: HeaderName = HeaderName::from_static("x-flowerbed-space");
@@ -45,6 +45,8 @@ pub(crate) struct Collected {
     pub(crate) tokenize_time: Duration,
     /// The workers that were asked.
     pub(crate) group: Group,
+    /// Counts against the queues until the answer is written: rows take memory.
+    pub(crate) admitted: Admitted,
 }
 
 impl Collected {
@@ -129,7 +131,7 @@ pub(crate) async fn run(
     let cost = costs.iter().sum();
     let lane = headers::embedding_lane(cost, call.lane);
     call.context.set_lane(headers::lane_name(lane));
-    let _admitted = app.pool.admit(&group, lane, cost)?;
+    let admitted = app.pool.admit(&group, lane, cost)?;
     let dispatch = Dispatch {
         pool: &app.pool,
         group: &group,
@@ -151,6 +153,7 @@ pub(crate) async fn run(
         num_truncated,
         tokenize_time,
         group,
+        admitted,
     })
 }
 

@@ -9,6 +9,7 @@ use flowerbed_protocol::{Error, ErrorKind};
 use crate::dispatch::Rows;
 use crate::form::Names;
 use crate::pipeline::Collected;
+use crate::pool::Admitted;
 use crate::wire::{Format, Usage};
 
 /// The vectors of an answer.
@@ -21,6 +22,7 @@ pub(crate) struct Vectors {
     names: Names,
     /// Tokens of each input.
     lengths: Vec<usize>,
+    _admitted: Option<Admitted>,
 }
 
 /// Everything in an answer of OpenAI's dialect but its vectors.
@@ -38,6 +40,7 @@ impl From<Collected> for Vectors {
             dimensions: collected.dimensions,
             names: collected.names,
             lengths: collected.lengths,
+            _admitted: Some(collected.admitted),
         }
     }
 }
@@ -207,6 +210,7 @@ mod tests {
             dimensions: rows[0].len(),
             names: Names::List("input"),
             lengths: lengths.to_vec(),
+            _admitted: None,
         }
     }
 
