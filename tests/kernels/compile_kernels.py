@@ -62,6 +62,9 @@ def jobs() -> Iterator[tuple[str, str, int, str, int]]:
             for number, case in enumerate(cases):
                 for dtype in DTYPES if "*x" in case.types.values() else DTYPES[:1]:
                     for capability in CAPABILITIES:
+                        major, minor = case.min_capability
+                        if capability < 10 * major + minor:
+                            continue
                         yield name, kernel, number, dtype, capability
 
 

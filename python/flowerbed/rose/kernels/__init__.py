@@ -23,3 +23,5 @@ class CompileCase(NamedTuple):
     """Value of each constexpr argument."""
     options: dict[str, Any] | None = None
     """Launch options, such as num_warps."""
+    min_capability: tuple[int, int] = (8, 0)
+    """Compute capability from which on it is launched."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from flowerbed.rose.kernels.fused_linear import linear_swiglu
+from flowerbed.rose.kernels.small_linear import small_linear_parts, small_swiglu
 from flowerbed.rose.layers.linear import Linear
 from flowerbed.rose.weights import Weights
 
@@ -49,3 +50,7 @@ class GatedFeedForward:
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_tokens, hidden]; returns the same shape."""
         return self.down(linear_swiglu(x, self.gate_up.weight))
+
+    def small_step(self, x: Tensor) -> Tensor:
+        """As a call, for x that `small_linear.is_small_step` accepts; returns parts to be added up."""
+        return small_linear_parts(small_swiglu(x, self.gate_up.weight), self.down.weight)

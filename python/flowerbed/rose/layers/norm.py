@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from flowerbed.rose.kernels.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from flowerbed.rose.kernels.small_linear import add_parts_rms_norm
 from flowerbed.rose.weights import Weights
 
 
@@ -37,3 +38,7 @@ class RMSNorm:
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """Adds x to the residual, in place. x, residual: [num_tokens, hidden]; returns the norm of the sum."""
         return add_rms_norm(x, residual, self.weight, self.eps)
+
+    def add_parts(self, parts: Tensor, residual: Tensor) -> Tensor:
+        """`add` of the sum of parts, [num_parts, num_tokens, hidden] float32."""
+        return add_parts_rms_norm(parts, residual, self.weight, self.eps)

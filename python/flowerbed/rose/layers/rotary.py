@@ -17,6 +17,8 @@ from flowerbed.rose.kernels.fused_linear import (
     norm_rope_weights,
 )
 from flowerbed.rose.kernels.rope import qk_norm_rope_
+from flowerbed.rose.kernels.short_attention import short_attention
+from flowerbed.rose.kernels.small_linear import small_linear, small_linear_parts
 from flowerbed.rose.layers.linear import Linear
 from flowerbed.rose.weights import Weights
 
@@ -91,3 +93,20 @@ class RotaryAttention:
                 query, key, value, context.attention, causal=shape.causal, window=shape.window
             )
         )
+
+    def small_step(self, x: Tensor, context: ForwardContext) -> Tensor:
+        """As a call, for x that `small_linear.is_small_step` accepts; returns parts to be added up."""
+        shape = self.shape
+        mixed = short_attention(
+            small_linear(x, self.qkv.weight),
+            context.positions,
+            *self.tables,
+            self.query_norm,
+            self.key_norm,
+            shape.eps,
+            shape.num_heads,
+            shape.num_kv_heads,
+            causal=shape.causal,
+            window=shape.window,
+        )
+        return small_linear_parts(mixed, self.output.weight)

@@ -23,6 +23,7 @@ from flowerbed.folder_files import (
 from flowerbed.rose.inputs import ForwardContext
 from flowerbed.rose.kernels.embedding import embed_tokens
 from flowerbed.rose.kernels.rope import rope_tables
+from flowerbed.rose.kernels.small_linear import is_small_step
 from flowerbed.rose.layers.mlp import GatedFeedForward
 from flowerbed.rose.layers.norm import RMSNorm
 from flowerbed.rose.layers.rotary import AttentionShape, RopeTables, RotaryAttention
@@ -119,8 +120,9 @@ class Qwen3:
         """ids: [num_tokens], any integers; returns [num_tokens, hidden]."""
         residual = embed_tokens(ids, self.words)
         x = self.input_norm(residual)
+        is_small = is_small_step(x)
         for layer in self.layers:
-            x = layer(x, residual, context)
+            x = (layer.small_step if is_small else layer)(x, residual, context)
         return x
 
 
@@ -165,6 +167,11 @@ class Qwen3Layer:
         """
         x = self.attention_norm.add(self.attention(x, context), residual)
         return self.next_norm.add(self.feed_forward(x), residual)
+
+    def small_step(self, x: Tensor, residual: Tensor, context: ForwardContext) -> Tensor:
+        """As a call, for x that `small_linear.is_small_step` accepts."""
+        x = self.attention_norm.add_parts(self.attention.small_step(x, context), residual)
+        return self.next_norm.add_parts(self.feed_forward.small_step(x), residual)
 
 
 def _is_causal(config: JsonObject) -> bool:

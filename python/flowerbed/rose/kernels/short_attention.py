@@ -1,0 +1,80 @@
+"""Norm and rotation of queries and keys, and attention, in one kernel for steps of few tokens.
+
+All tokens of the step are one block of keys, with a mask for the sequences. Knows no models. Called by
+`layers.rotary`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from flowerbed.rose.kernels.backend import use_triton
+from flowerbed.rose.kernels.rope import qk_norm_rope_
+
+
+def short_attention(  # noqa: PLR0913 - tensors, not settings
+    qkv: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    eps: float,
+    num_heads: int,
+    num_kv_heads: int,
+    *,
+    causal: bool,
+    window: int | None,
+) -> Tensor:
+    """`attention` of the queries, keys and values that `qk_norm_rope_` leaves in qkv.
+
+    A token's sequence is told by its place less its position. qkv may be overwritten.
+
+    Args:
+        qkv: As in `rope.qk_norm_rope_`, with all up to num_kv_heads.
+        positions: [num_tokens] integer, counted from each sequence's start.
+        cos: [num_positions, head_dim / 2] float32.
+        sin: Likewise.
+        q_weight: [head_dim].
+        k_weight: [head_dim].
+        eps: Of the norms.
+        num_heads: Of queries.
+        num_kv_heads: Of keys and of values.
+        causal: As in `attention.attention`.
+        window: Likewise.
+
+    Returns:
+        [num_tokens, num_heads * head_dim], dtype of qkv; finite for padding tokens, too.
+    """
+    if use_triton(qkv):
+        from flowerbed.rose.kernels import triton_short_attention
+
+        return triton_short_attention.short_attention(
+            qkv,
+            positions,
+            (cos, sin),
+            (q_weight, k_weight),
+            eps,
+            (num_heads, num_kv_heads),
+            causal=causal,
+            window=window,
+        )
+    heads = (num_heads, num_kv_heads)
+    qk_norm_rope_(qkv, positions, cos, sin, q_weight, k_weight, eps, *heads)
+    num_tokens = qkv.shape[0]
+    query, key, value = (
+        part.transpose(0, 1)
+        for part in qkv.view(num_tokens, -1, 2 * cos.shape[1]).split((*heads, heads[1]), dim=1)
+    )
+    place = torch.arange(num_tokens, device=qkv.device)
+    starts = place - positions
+    ahead = place[None, :] - place[:, None]
+    is_seen = starts[None, :] == starts[:, None]
+    if causal:
+        is_seen &= ahead <= 0
+    if window is not None:
+        is_seen &= ahead.abs() <= window
+    mixed = functional.scaled_dot_product_attention(query, key, value, is_seen, enable_gqa=True)
+    return mixed.transpose(0, 1).reshape(num_tokens, -1)

@@ -1,0 +1,327 @@
+"""`small_linear` in Triton. Weights are read once, by about as many programs as a Hopper GPU has processors.
+
+Measured on one H200, shapes of Qwen3-0.6B, 32 tokens, weights not in the L2 cache: a step is bound by
+what each processor takes in (weights and x) and by the start of kernels, not by memory.
+"""
+
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from flowerbed.rose.kernels import CompileCase
+from flowerbed.rose.kernels.backend import check_contiguous, power_of_two
+from flowerbed.rose.kernels.small_linear import MIN_CAPABILITY, starts_early
+from flowerbed.rose.kernels.triton_early_start import fetch_rows, wait_for_inputs
+
+PROCESSORS = 132
+"""Of an H100 or H200: products are split into about as many programs."""
+MIN_PART = 256
+"""Least inner axis of a part."""
+MAX_PARTS = 8
+MIN_ROWS, MAX_ROWS = 16, 64
+"""Tokens of a program."""
+INNER_BYTES = 256
+"""What a program takes of each row at once."""
+NUM_STAGES, NUM_WARPS = 4, 4
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _linear_kernel(
+    x,
+    weight,
+    out,
+    num_tokens,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INNER: tl.constexpr,
+    STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
+    FETCH: tl.constexpr,
+):
+    part = tl.program_id(2)
+    width: tl.constexpr = K // PARTS
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inner = tl.arange(0, INNER)
+    starts = weight + tl.minimum(columns, N - 1).to(tl.int64) * K + part * width
+    if FETCH:
+        fetch_rows(starts, COLUMNS, width, 128)
+    wait_for_inputs(EARLY)
+    row_mask = (rows < num_tokens)[:, None]
+    x_places = x + rows[:, None] * K + part * width + inner[None, :]
+    weight_places = starts[None, :] + inner[:, None]
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for k in tl.range(0, width, INNER, num_stages=STAGES):
+        if width % INNER == 0:
+            a = tl.load(x_places + k, row_mask, other=0.0)
+            b = tl.load(weight_places + k)
+        else:
+            is_inner = k + inner < width
+            a = tl.load(x_places + k, row_mask & is_inner[None, :], other=0.0)
+            b = tl.load(weight_places + k, is_inner[:, None], other=0.0)
+        total = tl.dot(a, b, total, input_precision="ieee")
+    places = (part * num_tokens + rows)[:, None] * N + columns[None, :]
+    tl.store(out + places, total.to(out.dtype.element_ty), row_mask & (columns < N)[None, :])
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _swiglu_linear_kernel(
+    x,
+    weight,
+    out,
+    num_tokens,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INNER: tl.constexpr,
+    STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """The product's rows are the weight's, COLUMNS of gate and then of up: 64 fill a tensor core."""
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    both = tl.arange(0, 2 * COLUMNS)
+    columns = tl.minimum(tl.program_id(0) * COLUMNS + both % COLUMNS, N - 1)
+    inner = tl.arange(0, INNER)
+    starts = weight + (both // COLUMNS * N + columns).to(tl.int64) * K
+    wait_for_inputs(EARLY)
+    row_mask = (rows < num_tokens)[:, None]
+    x_places = x + rows[:, None] * K + inner[None, :]
+    weight_places = starts[:, None] + inner[None, :]
+    total = tl.zeros((2 * COLUMNS, ROWS), tl.float32)
+    for k in tl.range(0, K, INNER, num_stages=STAGES):
+        if K % INNER == 0:
+            a = tl.load(weight_places + k)
+            b = tl.load(x_places + k, row_mask, other=0.0)
+        else:
+            is_inner = (k + inner < K)[None, :]
+            a = tl.load(weight_places + k, is_inner, other=0.0)
+            b = tl.load(x_places + k, row_mask & is_inner, other=0.0)
+        total = tl.dot(a, b.T, total, input_precision="ieee")
+    gate, up = tl.split(tl.permute(tl.reshape(total, (2, COLUMNS, ROWS)), (1, 2, 0)))
+    values = gate * up / (1.0 + tl.exp(-gate))
+    out_columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    places = rows[None, :] * N + out_columns[:, None]
+    mask = (rows < num_tokens)[None, :] & (out_columns < N)[:, None]
+    tl.store(out + places, values.to(out.dtype.element_ty), mask)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _add_parts_rms_norm_kernel(
+    parts,
+    residual,
+    weight,
+    out,
+    num_tokens,
+    eps,
+    H: tl.constexpr,
+    PARTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    columns = tl.arange(0, COLUMNS)
+    mask = columns < H
+    scale = tl.load(weight + columns, mask, other=0.0).to(tl.float32)
+    wait_for_inputs(EARLY)
+    places = tl.program_id(0) * H + columns
+    values = tl.load(residual + places, mask, other=0.0).to(tl.float32)
+    total = tl.load(parts + places, mask, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(parts + part * num_tokens * H + places, mask, other=0.0)
+    rounded = (values + total).to(residual.dtype.element_ty)
+    tl.store(residual + places, rounded, mask)
+    values = rounded.to(tl.float32)
+    mean_square = tl.sum(values * values, axis=0) / H
+    values = values * tl.rsqrt(mean_square + eps) * scale
+    tl.store(out + places, values.to(out.dtype.element_ty), mask)
+
+
+class _Tile(NamedTuple):
+    rows: int
+    columns: int
+    inner: int
+
+
+def small_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """See `small_linear.small_linear`."""
+    out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
+    _linear(x, weight, out, 1)
+    return out
+
+
+def small_linear_parts(x: Tensor, weight: Tensor) -> Tensor:
+    """See `small_linear.small_linear_parts`."""
+    (num_tokens, width), num_columns = x.shape, weight.shape[0]
+    tile = _tile(x, num_tokens)
+    programs = triton.cdiv(num_columns, tile.columns) * triton.cdiv(num_tokens, tile.rows)
+    num_parts = 1
+    while (
+        num_parts < MAX_PARTS
+        and 2 * num_parts * programs <= PROCESSORS
+        and width % (2 * num_parts) == 0
+        and width // (2 * num_parts) >= MIN_PART
+    ):
+        num_parts *= 2
+    out = torch.empty((num_parts, num_tokens, num_columns), dtype=torch.float32, device=x.device)
+    _linear(x, weight, out, num_parts)
+    return out
+
+
+def small_swiglu(x: Tensor, weight: Tensor) -> Tensor:
+    """See `small_linear.small_swiglu`."""
+    check_contiguous("x", x)
+    check_contiguous("weight", weight)
+    num_tokens, width = x.shape
+    intermediate = weight.shape[0] // 2
+    out = torch.empty((num_tokens, intermediate), dtype=x.dtype, device=x.device)
+    tile = _tile(x, num_tokens)
+    early = starts_early(x.device)
+    columns = 32
+    _swiglu_linear_kernel[(triton.cdiv(intermediate, columns), triton.cdiv(num_tokens, tile.rows))](
+        x,
+        weight,
+        out,
+        num_tokens,
+        N=intermediate,
+        K=width,
+        ROWS=tile.rows,
+        COLUMNS=columns,
+        INNER=tile.inner,
+        STAGES=NUM_STAGES,
+        EARLY=early,
+        num_warps=NUM_WARPS,
+        launch_pdl=early,
+    )
+    return out
+
+
+def add_parts_rms_norm(parts: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `small_linear.add_parts_rms_norm`."""
+    check_contiguous("parts", parts)
+    check_contiguous("residual", residual)
+    num_parts, num_tokens, hidden = parts.shape
+    out = torch.empty_like(residual)
+    early = starts_early(residual.device)
+    _add_parts_rms_norm_kernel[(num_tokens,)](
+        parts,
+        residual,
+        weight,
+        out,
+        num_tokens,
+        eps,
+        H=hidden,
+        PARTS=num_parts,
+        COLUMNS=power_of_two(hidden),
+        EARLY=early,
+        num_warps=NUM_WARPS,
+        launch_pdl=early,
+    )
+    return out
+
+
+def _linear(x: Tensor, weight: Tensor, out: Tensor, num_parts: int) -> None:
+    check_contiguous("x", x)
+    check_contiguous("weight", weight)
+    num_tokens, width = x.shape
+    num_columns = weight.shape[0]
+    tile = _tile(x, num_tokens)
+    early = starts_early(x.device)
+    # A thread's share of a row of the part should be whole vectors of 16 bytes.
+    threads = 32 * NUM_WARPS // tile.columns
+    can_fetch = x.element_size() == 2 and width // num_parts % (8 * threads) == 0
+    grid = (triton.cdiv(num_columns, tile.columns), triton.cdiv(num_tokens, tile.rows), num_parts)
+    _linear_kernel[grid](
+        x,
+        weight,
+        out,
+        num_tokens,
+        N=num_columns,
+        K=width,
+        PARTS=num_parts,
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+        INNER=tile.inner,
+        STAGES=NUM_STAGES,
+        EARLY=early,
+        FETCH=early and can_fetch,
+        num_warps=NUM_WARPS,
+        launch_pdl=early,
+    )
+
+
+def _tile(x: Tensor, num_tokens: int) -> _Tile:
+    """Few tokens: narrow columns, for programs enough. More: wide ones, since each reads all of x."""
+    rows = min(max(power_of_two(num_tokens), MIN_ROWS), MAX_ROWS)
+    return _Tile(rows, 32 if num_tokens <= MAX_ROWS else 64, INNER_BYTES // x.element_size())
+
+
+_TYPES = {"x": "*x", "weight": "*x", "num_tokens": "i32"}
+_OPTIONS = {"num_warps": NUM_WARPS}
+_EARLY = [(False, False, (8, 0)), (True, True, MIN_CAPABILITY)]
+_ROWS = [(16, 32), (32, 32), (64, 32), (64, 64)]
+COMPILE_CASES = {
+    "_linear_kernel": [
+        CompileCase(
+            {**_TYPES, "out": "*fp32" if parts > 1 else "*x"},
+            {
+                "N": 1024,
+                "K": 2048,
+                "PARTS": parts,
+                "ROWS": rows,
+                "COLUMNS": columns,
+                "INNER": 64,
+                "STAGES": NUM_STAGES,
+                "EARLY": early,
+                "FETCH": fetch,
+            },
+            _OPTIONS,
+            capability,
+        )
+        for rows, columns in _ROWS
+        for parts in (1, 4)
+        for early, fetch, capability in _EARLY
+    ],
+    "_swiglu_linear_kernel": [
+        CompileCase(
+            {**_TYPES, "out": "*x"},
+            {
+                "N": 3072,
+                "K": 1024,
+                "ROWS": rows,
+                "COLUMNS": 32,
+                "INNER": 64,
+                "STAGES": NUM_STAGES,
+                "EARLY": early,
+            },
+            _OPTIONS,
+            capability,
+        )
+        for rows in (16, 32, 64)
+        for early, _, capability in _EARLY
+    ],
+    "_add_parts_rms_norm_kernel": [
+        CompileCase(
+            {
+                "parts": "*fp32",
+                "residual": "*x",
+                "weight": "*x",
+                "out": "*x",
+                "num_tokens": "i32",
+                "eps": "fp32",
+            },
+            {"H": 1024, "PARTS": 4, "COLUMNS": 1024, "EARLY": early},
+            _OPTIONS,
+            capability,
+        )
+        for early, _, capability in _EARLY
+    ],
+}

@@ -1,0 +1,113 @@
+"""The form that Qwen3 takes for small steps against the one that it takes for all others."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+
+import qwen
+from flowerbed.config import DType, GraphCapture
+from flowerbed.folder import read_folder
+from flowerbed.hub import resolve
+from flowerbed.rose.engine import Engine
+from flowerbed.rose.inputs import PackedBatch, RowFormat
+from flowerbed.rose.kernels import small_linear
+from flowerbed.rose.layers import linear
+from flowerbed.rose.models import qwen3
+from references import engine_rows, lowest_cosine
+
+BATCHES = [[1], [32], [5, 1, 17, 40], [100, 28], [12] * 10]
+"""Lengths of the sequences of each step, at most 128 tokens in all."""
+KINDS = {
+    "causal": {},
+    "bidirectional": {"is_causal": False},
+    "windows": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    "windows-both-ways": {
+        "is_causal": False,
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "max_window_layers": 1,
+    },
+}
+
+
+def random_ids(lengths, num_words):
+    dice = random.Random(sum(lengths))
+    return [[dice.randrange(num_words) for _ in range(length)] for length in lengths]
+
+
+def hidden_states(engine, sequences):
+    row = RowFormat(engine.info().token_dimensions, normalize=False)
+    batch = PackedBatch.build(sequences, row, head="tokens")
+    data = engine.step(batch).numpy()[: batch.num_result_bytes]
+    return data.view(np.float32).reshape(-1, row.dimensions)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hidden_states_are_those_of_the_other_form(tmp_path, real_texts, load, monkeypatch, kind):
+    folder = tmp_path / "qwen3"
+    qwen.write_qwen3_embedding(folder, real_texts)
+    qwen.edit_json(folder / "config.json", **KINDS[kind])
+    qwen.save_weights(folder, with_head=True)
+    monkeypatch.setattr(linear, "pack_weight", lambda weight: weight)  # as on a GPU
+    engine = load(folder)
+    steps = []
+    for lengths in BATCHES:
+        sequences = random_ids(lengths, qwen.VOCAB_ROWS)
+        expected = hidden_states(engine, sequences)
+        with monkeypatch.context() as patch:
+            patch.setattr(qwen3, "is_small_step", lambda x: steps.append(x.shape[0]) or True)
+            found = hidden_states(engine, sequences)
+        np.testing.assert_allclose(found, expected, atol=2e-5)
+    assert len(steps) == len(BATCHES)
+
+
+@pytest.fixture(scope="module")
+def gpu_folder(tmp_path_factory):
+    """Layers of the 0.6B shape, causal; its tokenizer is never used."""
+    from transformers import Qwen3Config, Qwen3Model
+
+    torch.manual_seed(5)
+    path = tmp_path_factory.mktemp("small") / "qwen3"
+    config = Qwen3Config(
+        vocab_size=1_000,
+        hidden_size=1_024,
+        intermediate_size=3_072,
+        num_hidden_layers=4,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=512,
+    )
+    Qwen3Model(config).save_pretrained(path)
+    (path / "tokenizer.json").write_text("{}")
+    (path / "1_Pooling").mkdir()
+    pooling = {"embedding_dimension": 1_024, "pooling_mode": "mean"}
+    (path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    return read_folder(resolve(str(path)))
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # flash-attn-4 imports torch's compiler
+def test_vectors_of_small_steps_on_a_gpu(gpu_folder, monkeypatch):
+    exact = Engine.load(gpu_folder, device="cpu")
+    engine = Engine.load(gpu_folder, device="cuda", dtype=DType.BFLOAT16)
+    steps = [random_ids(lengths, 1_000) for lengths in BATCHES]
+    found = [engine_rows(engine, step) for step in steps]
+    for step, rows in zip(steps, found, strict=True):
+        assert lowest_cosine(rows, engine_rows(exact, step)) >= 0.999
+        alone = np.concatenate([engine_rows(engine, [sequence]) for sequence in step])
+        assert lowest_cosine(rows, alone) >= 0.9999
+        with monkeypatch.context() as patch:
+            patch.setattr(small_linear, "SMALL_STEP_TOKENS", 0)
+            assert lowest_cosine(rows, engine_rows(engine, step)) >= 0.999
+    engine.capture(
+        online_tokens=64, normal_tokens=128, when=GraphCapture.START, memory_limit=1 << 30
+    )
+    for _ in range(20):  # one graph after another: none may read what the one before still writes
+        for step, rows in zip(steps, found, strict=True):
+            assert lowest_cosine(engine_rows(engine, step), rows) >= 0.9999
