@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from types import FrameType
 
+import numpy as np
+
 from flowerbed._core import InferenceServer
 from flowerbed.config import GPU_ONLINE_BATCH_TOKENS, Attention, DType, GraphCapture, WorkerConfig
 from flowerbed.errors import ConfigError, FlowerbedError
@@ -20,7 +22,7 @@ from flowerbed.folder import read_folder
 from flowerbed.hub import resolve
 from flowerbed.knee import default_budget, default_saturation
 from flowerbed.parent import EXIT_DEVICE_FAULT
-from flowerbed.rose.device import is_device_fault
+from flowerbed.rose.device import fault_of
 from flowerbed.rose.engine import Engine
 from flowerbed.rose.inputs import PackedBatch, RowFormat
 from flowerbed.rose.lazy import LazyTensor
@@ -28,7 +30,7 @@ from flowerbed.rose.lazy import LazyTensor
 log = logging.getLogger(__name__)
 
 NUM_TIMED_STEPS = 3
-MAX_TIMED_TOKENS = 16_384
+MAX_TRIED_TOKENS = 16_384
 """No device has its knee beyond; a larger budget must not make the start long."""
 
 
@@ -91,7 +93,8 @@ def run(
     budget = max_batch_tokens or default_budget(info.device, info.space)
     saturation = max(budget, saturation_batch_tokens or default_saturation(info.device))
     online = min(budget, GPU_ONLINE_BATCH_TOKENS)
-    engine.capture(
+    take_memory(
+        engine,
         online_tokens=online,
         normal_tokens=saturation,
         when=graph_capture,
@@ -140,12 +143,41 @@ def serve(server: InferenceServer, engine: Engine) -> None:
             held.popleft()
         try:
             result = engine.step(batch)
+            server.launched(batch.id, result)
         except Exception as error:
             log.exception("step of %r failed", batch)
-            server.failed(batch.id, repr(error), is_device_fault=is_device_fault(error))
+            server.failed(batch.id, repr(error), fault=fault_of(error))
         else:
             held.append(result)
-            server.launched(batch.id, result)
+
+
+def take_memory(
+    engine: Engine, *, online_tokens: int, normal_tokens: int, when: GraphCapture, memory_limit: int
+) -> None:
+    """Runs the largest step once, so that what does not fit fails now and not under load.
+
+    See `Engine.capture`.
+
+    Raises:
+        ConfigError: It does not fit.
+    """
+    batch = _full_batch(engine, normal_tokens)
+    try:
+        engine.capture(
+            online_tokens=online_tokens,
+            normal_tokens=normal_tokens,
+            when=when,
+            memory_limit=memory_limit,
+        )
+        engine.step(batch).wait()
+    except Exception as error:
+        if fault_of(error) != "memory":
+            raise
+        refused = ConfigError(
+            f"a step of {batch.num_tokens} tokens does not fit into the memory of {engine.device}"
+        )
+        refused.add_note("give less with --max-batch-tokens and --saturation-batch-tokens")
+        raise refused from error
 
 
 def cost_per_second(engine: Engine, attention_scale: float, max_batch_tokens: int) -> float:
@@ -154,18 +186,22 @@ def cost_per_second(engine: Engine, attention_scale: float, max_batch_tokens: in
     Args:
         engine: Warm.
         attention_scale: L* of the model, tokens: n tokens cost n + n² / L*.
-        max_batch_tokens: Budget of one step; what it measures is at most `MAX_TIMED_TOKENS`.
+        max_batch_tokens: Budget of one step.
     """
-    num_tokens = min(max_batch_tokens, MAX_TIMED_TOKENS)
-    length = min(engine.folder.text.max_length, num_tokens)
-    sequences = [[0] * length] * max(1, num_tokens // length)
-    batch = PackedBatch.build(sequences, RowFormat(engine.folder.dimensions))
+    batch = _full_batch(engine, max_batch_tokens)
     seconds: list[float] = []
     for _ in range(NUM_TIMED_STEPS):
         start = time.perf_counter()
         engine.step(batch).wait()
         seconds.append(time.perf_counter() - start)
-    return batch.num_tokens * (1 + length / attention_scale) / min(seconds)
+    lengths = np.diff(batch.offsets).astype(float)
+    return float((lengths + lengths**2 / attention_scale).sum()) / min(seconds)
+
+
+def _full_batch(engine: Engine, num_tokens: int) -> PackedBatch:
+    num_tokens = min(num_tokens, MAX_TRIED_TOKENS)
+    row = RowFormat(engine.folder.dimensions)
+    return PackedBatch.blank(num_tokens, engine.folder.text.max_length, row)
 
 
 def _drain_on_signals(server: InferenceServer, timeout_s: float) -> list[int]:

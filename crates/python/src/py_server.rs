@@ -1,6 +1,6 @@
 //! `InferenceServer`: Tulip, pulled from by the thread that owns the device.
 
-use flowerbed_tulip::{Pull, Tulip, WorkerConfig};
+use flowerbed_tulip::{Pull, StepFault, Tulip, WorkerConfig};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use std::sync::OnceLock;
@@ -61,18 +61,21 @@ impl PyInferenceServer {
         )
     }
 
-    #[pyo3(signature = (batch_id, reason, *, is_device_fault))]
-    fn failed(
-        &self,
-        py: Python<'_>,
-        batch_id: u64,
-        reason: String,
-        is_device_fault: bool,
-    ) -> PyResult<()> {
+    #[pyo3(signature = (batch_id, reason, *, fault))]
+    fn failed(&self, py: Python<'_>, batch_id: u64, reason: String, fault: &str) -> PyResult<()> {
+        let fault = match fault {
+            "input" => StepFault::Input,
+            "memory" => StepFault::Memory,
+            "device" => StepFault::Device,
+            other => {
+                let message = format!("fault {other:?} is not one of input, memory, device");
+                return Err(PyValueError::new_err(message));
+            }
+        };
         let tulip = self.tulip()?;
         known(
             batch_id,
-            py.detach(|| tulip.failed(batch_id, reason, is_device_fault)),
+            py.detach(|| tulip.failed(batch_id, reason, fault)),
         )
     }
 
