@@ -70,12 +70,18 @@ class System:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout_s)
 
+    def workers(self) -> list[int]:
+        return [pid for name, pid in self.children().items() if name.startswith("worker")]
+
     def children(self) -> dict[str, int]:
         """Pids by `gateway`, `worker-0`, …"""
         pid = self.process.pid
         found = {}
         for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
-            parts = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
+            try:
+                parts = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
             path = next((part for part in parts if part.endswith(".sock")), "")
             name = "gateway" if "gateway" in parts else Path(path).stem
             found[name] = child
