@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from serve.systems import System, is_gone, serve, until
+from serve.systems import System, flowerbed, is_gone, running, serve, until
 
 
 @pytest.fixture
@@ -55,3 +55,19 @@ def test_kill_9_of_the_gateway_is_mended_on_the_same_port(system: System) -> Non
             return False
 
     until(answers)
+
+
+@pytest.mark.timeout(120)
+def test_a_log_that_takes_no_more_lines_ends_nothing(tmp_path: Path) -> None:
+    command = flowerbed("serve", "--port", "0", "--device", "cpu", "--log-level", "debug")
+    onto_a_full_disk = ["sh", "-c", 'exec "$@" 2>/dev/full', "sh"]
+    with running([*onto_a_full_disk, *command], tmp_path / "log") as system:
+        children = system.children()
+        assert system.embed("x").status_code == 200
+        kill(system, "worker-0")  # the supervisor has something to say
+        until(lambda: not system.is_ready(), 5.0)
+        assert system.embed("x").status_code == 503
+        until(system.is_ready)
+        assert system.embed("x").status_code == 200
+        assert system.children()["gateway"] == children["gateway"]
+        assert system.stop() == 0
