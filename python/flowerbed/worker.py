@@ -21,6 +21,7 @@ from flowerbed.errors import ConfigError, FlowerbedError
 from flowerbed.folder import read_folder
 from flowerbed.hub import resolve
 from flowerbed.knee import default_budget, default_saturation
+from flowerbed.machine import bind_hint
 from flowerbed.parent import EXIT_DEVICE_FAULT
 from flowerbed.rose.device import fault_of
 from flowerbed.rose.engine import Engine
@@ -53,7 +54,7 @@ def run(
     request_timeout_s: float,
     drain_timeout_s: float,
     token: str | None,
-    on_ready: Callable[[str], None],
+    on_ready: Callable[[str, str], None],
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
     """Loads a model, serves it until SIGTERM or SIGINT, and drains.
@@ -77,7 +78,7 @@ def run(
         request_timeout_s: Deadline of callers that set none.
         drain_timeout_s: Time for what is queued once it is told to end.
         token: Secret that callers must send, or None.
-        on_ready: Told the real address once requests are served.
+        on_ready: Takes the real address and the model's id once requests are served.
         progress: Told the bytes of weights loaded so far and in all.
 
     Returns:
@@ -122,10 +123,10 @@ def run(
     try:
         address = server.start()
     except OSError as error:
-        raise _bind_error(error) from error
+        raise _start_error(error) from error
     try:
         signals = _drain_on_signals(server, drain_timeout_s)
-        on_ready(address)
+        on_ready(address, info.id)
         serve(server, engine)
         return _exit_code(server, signals)
     finally:
@@ -227,10 +228,13 @@ def _exit_code(server: InferenceServer, signals: list[int]) -> int:
     return 1 if server.was_cut else 0
 
 
-def _bind_error(error: OSError) -> FlowerbedError:
-    refused = FlowerbedError(str(error))
-    refused.add_note(
-        "another process may hold it: choose others with --listen and --metrics-port, "
-        "where 0 serves no metrics"
+def _start_error(error: OSError) -> FlowerbedError:
+    refused = FlowerbedError(error.strerror or str(error))
+    hint = bind_hint(
+        error,
+        host_option="--listen or --metrics-host",
+        port_option="--listen or --metrics-port, where 0 serves no metrics",
     )
+    if hint is not None:
+        refused.add_note(hint)
     return refused

@@ -102,14 +102,21 @@ def test_weights_cut_short_are_refused(folder, load):
         load(folder)
 
 
-def test_NU_04_float16_on_a_cpu_is_refused():
-    with pytest.raises(ConfigError, match="float16 is not supported on a CPU; use float32"):
+@pytest.mark.parametrize(
+    ("has_bfloat16", "usable"),
+    [(False, "--dtype float32$"), (True, "--dtype float32 or bfloat16$")],
+)
+def test_NU_04_float16_on_a_cpu_is_refused_with_what_to_use(monkeypatch, has_bfloat16, usable):
+    monkeypatch.setattr(devices.torch.cpu, "get_capabilities", lambda: {"amx_bf16": has_bfloat16})
+    with pytest.raises(ConfigError, match=f"float16 is not supported on a CPU; use {usable}"):
         pick_dtype(DType.FLOAT16, CPU)
 
 
 def test_NU_04_bfloat16_needs_a_cpu_that_has_it(monkeypatch):
     monkeypatch.setattr(devices.torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False})
-    with pytest.raises(ConfigError, match="needs a CPU with avx512_bf16 or amx_bf16"):
+    with pytest.raises(
+        ConfigError, match="needs a CPU with avx512_bf16 or amx_bf16; use --dtype float32$"
+    ):
         pick_dtype(DType.BFLOAT16, CPU)
     monkeypatch.setattr(devices.torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
     assert pick_dtype(DType.BFLOAT16, CPU) is DType.BFLOAT16

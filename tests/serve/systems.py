@@ -44,6 +44,7 @@ class System:
     process: subprocess.Popen[str]
     address: str
     log: Path
+    facts: str = ""  # `model …, device …`
 
     def embed(self, inputs: object, timeout_s: float = 60.0, **headers: str) -> httpx2.Response:
         url = f"{self.address}/v1/embeddings"
@@ -90,7 +91,7 @@ class System:
 
 def of(server: RunningServer) -> System:
     """The server that tests share, to be watched and never broken."""
-    return System(server.process, server.address, Path(os.devnull))
+    return System(server.process, server.address, Path(os.devnull), server.facts)
 
 
 def families(text: str) -> dict[str, str]:
@@ -121,7 +122,7 @@ def running(command: list[str], log: Path) -> Generator[System]:
         for line in process.stdout:
             message = ready.parse(line)
             if message is not None:
-                yield System(process, message.address, log)
+                yield System(process, message.address, log, message.facts)
                 break
         else:
             raise AssertionError(f"never ready: {log.read_text()}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
 from collections.abc import Generator
 from pathlib import Path
 
@@ -71,3 +73,25 @@ def test_a_log_that_takes_no_more_lines_ends_nothing(tmp_path: Path) -> None:
         assert system.embed("x").status_code == 200
         assert system.children()["gateway"] == children["gateway"]
         assert system.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        (("gateway", "--worker", "unix:/w", "--port", "{taken}"), "Address already in use", "--port"),
+        (("gateway", "--worker", "unix:/w", "--host", "192.0.2.1"), "Cannot assign", "--host"),
+        (("worker", "--listen", "127.0.0.1:{taken}"), "Address already in use", "--listen"),
+    ],
+)  # fmt: skip
+def test_an_address_that_cannot_be_bound_is_told_with_what_to_do(
+    arguments: tuple[str, ...], error: str, hint: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        taken = listener.getsockname()[1]
+        command = flowerbed(*(argument.format(taken=taken) for argument in arguments))
+        done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 1
+    told = done.stderr.splitlines()[-2:]
+    assert told[0].startswith("error: cannot listen on ")
+    assert error in told[0]
+    assert hint in told[1]

@@ -6,8 +6,8 @@ use pyo3::prelude::*;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use crate::SIGNAL_POLL;
 use crate::py_batch::{PyBatch, rows_of};
+use crate::{SIGNAL_POLL, os_error};
 
 /// See `_core.pyi`.
 #[pyclass(name = "InferenceServer", module = "flowerbed._core", frozen)]
@@ -31,7 +31,9 @@ impl PyInferenceServer {
     }
 
     fn start(&self, py: Python<'_>) -> PyResult<String> {
-        let tulip = py.detach(|| Tulip::start(self.config.clone(), kill_this_process))?;
+        let tulip = py
+            .detach(|| Tulip::start(self.config.clone(), kill_this_process))
+            .map_err(|error| os_error(&error))?;
         let address = tulip.address().to_owned();
         self.tulip
             .set(tulip)

@@ -64,19 +64,18 @@ def pick_dtype(dtype: DType, device: torch.device) -> DType:
         ConfigError: The device cannot compute in it, or only by emulation.
     """
     if device.type == "cpu":
+        has_bfloat16 = _cpu_has_bfloat16()
+        usable = "--dtype float32" + (" or bfloat16" if has_bfloat16 else "")
         if dtype is DType.FLOAT16:
-            raise ConfigError("dtype float16 is not supported on a CPU; use float32")
-        if dtype is DType.BFLOAT16 and not _cpu_has_bfloat16():
-            raise ConfigError(
-                "dtype bfloat16 needs a CPU with "
-                + " or ".join(CPU_BFLOAT16_FEATURES)
-                + "; use float32"
-            )
+            raise ConfigError(f"dtype float16 is not supported on a CPU; use {usable}")
+        if dtype is DType.BFLOAT16 and not has_bfloat16:
+            features = " or ".join(CPU_BFLOAT16_FEATURES)
+            raise ConfigError(f"dtype bfloat16 needs a CPU with {features}; use {usable}")
         return DType.FLOAT32 if dtype is DType.AUTO else dtype
     has_bfloat16 = torch.cuda.get_device_capability(device) >= MIN_BFLOAT16_CAPABILITY
     if dtype is DType.BFLOAT16 and not has_bfloat16:
         raise ConfigError(
-            "dtype bfloat16 needs a GPU of compute capability 8.0; use float32 or float16"
+            "dtype bfloat16 needs a GPU of compute capability 8.0; use --dtype float32 or float16"
         )
     if dtype is DType.AUTO:
         return DType.BFLOAT16 if has_bfloat16 else DType.FLOAT32
