@@ -175,6 +175,26 @@ def end_with_work_left(system: System, *signals: signal.Signals) -> float:
     return started
 
 
+SLOW_STEPS = """
+import time
+from flowerbed._core import Batch
+from flowerbed.rose.engine import Engine
+step = Engine.step
+def slow(self, batch):
+    if isinstance(batch, Batch) and batch.num_tokens > 1:  # no probe
+        time.sleep(130)
+    return step(self, batch)
+Engine.step = slow
+"""
+
+
+@pytest.mark.nightly
+def test_a_request_may_take_as_long_as_the_operator_allows(tmp_path: Path) -> None:
+    allowed = ("--request-timeout", "300", "--step-timeout", "300")
+    with serve(tmp_path, *allowed, patch=SLOW_STEPS) as system:
+        assert system.embed("a text", timeout_s=300).status_code == 200
+
+
 def test_prompts_and_aliases_of_a_config_file_reach_gateway_and_worker(
     tmp_path: Path, http: Http
 ) -> None:
