@@ -67,6 +67,14 @@ def test_a_file_and_a_bad_name_are_refused(folder):
         resolve("/nowhere/at/all")
 
 
+@pytest.mark.parametrize("name", ["", " ", "\t\n"])
+def test_an_empty_name_is_refused_and_does_not_mean_the_current_folder(folder, monkeypatch, name):
+    monkeypatch.chdir(folder)
+    with pytest.raises(ModelError, match="the name of the model is empty") as caught:
+        resolve(name)
+    assert "leave it out" in caught.value.__notes__[0]
+
+
 def test_OP_18_offline_without_a_cached_model_fails_at_once_and_clearly(tmp_path):
     code = (
         "import flowerbed.hub, flowerbed.errors\n"

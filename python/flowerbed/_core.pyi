@@ -1,6 +1,6 @@
 """Typed surface of the Rust core (crates/python). Checked against the module by tests/test_core_stub.py."""
 
-from typing import Protocol, final
+from typing import Literal, Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,10 +114,14 @@ class InferenceServer:
         """
     def launched(self, batch_id: int, result: Rows) -> None:
         """Hands over what `step` returned; the rows are answered when the device is done."""
-    def failed(self, batch_id: int, reason: str, *, is_device_fault: bool) -> None:
+    def failed(
+        self, batch_id: int, reason: str, *, fault: Literal["input", "memory", "device"]
+    ) -> None:
         """Tells that the step raised. `reason` goes to the log, never to a caller.
 
-        Without a device fault the batch is rerun in halves until the culprit is alone.
+        Without a fault of the device the batch is rerun in halves until the culprit is alone: a
+        sequence that cannot be run, or one that lacks memory by itself. The latter twice within a
+        minute is taken for a fault of the device.
         """
     @property
     def is_faulted(self) -> bool:

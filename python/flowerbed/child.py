@@ -7,6 +7,7 @@ or of when it should run.
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import subprocess
 import threading
@@ -17,6 +18,11 @@ from queue import SimpleQueue
 from typing import IO
 
 from flowerbed.parent import EXIT_DEVICE_FAULT, PARENT_FD_VARIABLE
+
+logger = logging.getLogger(__name__)
+
+EXIT_NOT_STARTED = 127
+"""As a shell says it."""
 
 Relay = Callable[[str], None]
 """Takes a line that a child wrote to stderr, where something else is drawn on the terminal."""
@@ -83,21 +89,29 @@ class Child:
         return self._process.pid if self._process else None
 
     def start(self, parent_fd: int) -> None:
-        """Starts a process that ends when the write end of `parent_fd` closes."""
+        """Starts a process that ends when the write end of `parent_fd` closes.
+
+        One that cannot be started has ended.
+        """
         self.restart_at = None
         self.is_ready = False
         self.started_at = time.monotonic()
-        process = subprocess.Popen(
-            self.spec.command,
-            env={**self.spec.environment, PARENT_FD_VARIABLE: str(parent_fd)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE if self._relay else None,
-            pass_fds=(parent_fd,),
-            process_group=0,  # a Ctrl-C of the terminal reaches the supervisor alone
-            text=True,
-            errors="replace",
-        )
+        try:
+            process = subprocess.Popen(
+                self.spec.command,
+                env={**self.spec.environment, PARENT_FD_VARIABLE: str(parent_fd)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE if self._relay else None,
+                pass_fds=(parent_fd,),
+                process_group=0,  # a Ctrl-C of the terminal reaches the supervisor alone
+                text=True,
+                errors="replace",
+            )
+        except OSError as error:  # no memory, too many processes or files, a program that is gone
+            logger.warning("%s: no process can be started: %s", self.name, error)
+            self._events.put(Ended(self, EXIT_NOT_STARTED))
+            return
         self._process = process
         readers = [self._read(process.stdout, lambda line: self._events.put(Said(self, line)))]
         if self._relay:

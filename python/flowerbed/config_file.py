@@ -143,7 +143,7 @@ def _is(kind: str, value: object) -> bool:
         case bool():
             return kind == _BOOLEAN
         case str():
-            return kind == _TEXT
+            return kind == _TEXT and value.strip() != ""
         case int():
             return kind in (_WHOLE, _NUMBER)
         case float():

@@ -218,11 +218,17 @@ def _hub(report: Report) -> None:
 
 
 def _limits(report: Report, host: str, port: int) -> None:
-    reason = machine.why_not_bindable(host, port)
+    refusal = machine.why_not_bindable(host, port)
     where = f"{host} port {port}"
-    report.add("limits", **{where: "free" if reason is None else reason})
-    if reason is not None:
-        report.error(f"nothing can listen on {where}: {reason}", "choose another with --port")
+    if refusal is None:
+        report.add("limits", **{where: "free"})
+    else:
+        reason = refusal.strerror or str(refusal)
+        hint = machine.bind_hint(refusal, host_option="--host", port_option="--port")
+        report.add("limits", **{where: reason})
+        report.error(
+            f"nothing can listen on {where}: {reason}", hint or "choose another with --host"
+        )
     limit = machine.max_open_files()
     report.add("limits", open_files=limit)
     if limit < MIN_OPEN_FILES:

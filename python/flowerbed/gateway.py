@@ -5,6 +5,7 @@ The gateway needs the model's tokenizer and prompts, never its weights. Called b
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Mapping
 from types import FrameType
@@ -13,6 +14,7 @@ from flowerbed import hub
 from flowerbed.config import GatewayConfig, GatewayModel
 from flowerbed.errors import ConfigError, FlowerbedError
 from flowerbed.folder import read_folder
+from flowerbed.machine import bind_hint
 
 DEFAULT_ALIAS = "default"
 """A request that names no model, or this, means the one that is served."""
@@ -75,7 +77,7 @@ def run(
     try:
         address = gateway.start()
     except OSError as error:
-        raise _bind_error(listen, error) from error
+        raise _start_error(listen, error) from error
     signals = _end_on_signals(gateway.drain, gateway.stop)
     on_ready(address, config.model.id)
     gateway.wait()
@@ -116,9 +118,10 @@ def _end_on_signals(drain: Callable[[], None], stop: Callable[[], None]) -> list
     return signals
 
 
-def _bind_error(listen: str, error: OSError) -> FlowerbedError:
-    refused = FlowerbedError(f"cannot listen on {listen}: {error.strerror or error}")
-    refused.add_note(
-        "another process may hold the port: choose one with --port, or 0 for a free one"
-    )
+def _start_error(listen: str, error: OSError) -> FlowerbedError:
+    hint = bind_hint(error, host_option="--host", port_option="--port")
+    if hint is None:
+        return FlowerbedError(str(error))
+    refused = FlowerbedError(f"cannot listen on {listen}: {os.strerror(error.errno or 0)}")
+    refused.add_note(hint)
     return refused

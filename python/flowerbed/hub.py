@@ -55,6 +55,10 @@ def resolve(
         if revision is not None:
             raise _no_revision(revision, "the packaged default model has no revisions")
         return _packaged_default(weights=weights)
+    if not model.strip():
+        error = ModelError("the name of the model is empty")
+        error.add_note("name a folder or a hub id, or leave it out for the packaged model")
+        raise error
     try:
         folder = Path(model).expanduser()
     except RuntimeError as error:  # ~name of nobody

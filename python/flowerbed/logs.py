@@ -6,6 +6,7 @@ never are.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
@@ -43,7 +44,8 @@ class _Stderr(logging.Handler):
     """Looks stderr up at each line, so that a progress display can stand in for it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr, flush=True)  # noqa: T201 (this is the log)
+        with contextlib.suppress(OSError):  # a log that nobody reads any more ends no server
+            print(self.format(record), file=sys.stderr, flush=True)  # noqa: T201 (this is the log)
 
 
 class TextLines(logging.Formatter):

@@ -6,6 +6,7 @@ Called by `flowerbed.knee` and `flowerbed.doctor`.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import resource
@@ -79,7 +80,7 @@ def max_open_files() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def why_not_bindable(host: str, port: int) -> str | None:
+def why_not_bindable(host: str, port: int) -> OSError | None:
     """Why nothing can listen there; None if something can."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -87,8 +88,27 @@ def why_not_bindable(host: str, port: int) -> str | None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except OSError as error:
-        return error.strerror or str(error)
+        return error
     return None
+
+
+def bind_hint(error: OSError, *, host_option: str, port_option: str) -> str | None:
+    """What to do where nothing can listen; None if the error is about something else."""
+    match error.errno:
+        case errno.EADDRINUSE:
+            return f"another process listens there: choose another with {port_option}"
+        case errno.EADDRNOTAVAIL:
+            return (
+                "this machine has no such address: choose one that `ip address` lists, or 0.0.0.0 for "
+                f"all of them, with {host_option}"
+            )
+        case errno.EACCES:
+            return (
+                "this user may not: ports below 1024 are for root, and a socket's folder must be "
+                f"writable; choose another with {port_option}"
+            )
+        case _:
+            return None
 
 
 def _cpuinfo(key: str) -> str:

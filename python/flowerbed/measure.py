@@ -101,12 +101,8 @@ def as_knee(engine: Engine, point: Point) -> Knee:
 
 
 def _seconds(engine: Engine, num_tokens: int) -> float:
-    length = min(SEQUENCE_TOKENS, engine.folder.text.max_length, num_tokens)
-    lengths = [length] * (num_tokens // length)
-    if rest := num_tokens % length:
-        lengths.append(rest)
-    sequences = [[0] * length for length in lengths]
-    batch = PackedBatch.build(sequences, RowFormat(engine.folder.dimensions))
+    seqlen = min(SEQUENCE_TOKENS, engine.folder.text.max_length)
+    batch = PackedBatch.blank(num_tokens, seqlen, RowFormat(engine.folder.dimensions))
     start = time.perf_counter()
     engine.step(batch).wait()
     return time.perf_counter() - start

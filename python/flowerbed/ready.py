@@ -1,6 +1,6 @@
 """The lines on stdout that say how far a start is. Written and read here only.
 
-`flowerbed is ready at http://127.0.0.1:8000 (model all-MiniLM-L6-v2, device cpu)`
+`flowerbed is ready at http://127.0.0.1:8000 (model BAAI/bge-small-en, device cpu)`
 
 Scripts wait for it, and so does the supervisor for its children's. A worker under a supervisor
 also says how much of the weights it has loaded.

@@ -39,8 +39,8 @@ _POLL_S = 0.05
 _IDLE_S = 0.5
 """A signal that comes just before a wait begins is handled only after the wait, so none is long."""
 _PROBE_TIMEOUT_S = 1.0
-_ABORT_TIMEOUT_S = 5.0
-"""For children of a start that failed: they have nothing to finish."""
+_IDLE_END_S = 5.0
+"""For children that have nothing to finish, such as workers without a gateway."""
 _END_S = 3.0
 """For a child that has drained, or should have, to end. Then it is killed."""
 _CLEAN_CODES = (0, -signal.SIGTERM)
@@ -88,6 +88,7 @@ class Supervisor:
         self._rolling = RollingRestart(self._workers, plan.drain_timeout_s + _END_S)
         self._loaded: dict[str, ready.Loaded] = {}
         self._is_announced = False
+        self._has_terminal = sys.stderr.isatty()  # one that has gone is none any more
         self._forced_by: int | None = None
 
     def run(self) -> int:
@@ -118,7 +119,7 @@ class Supervisor:
         while True:
             event = self._next_event()
             match event:
-                case Signalled(signal.SIGHUP) if not sys.stderr.isatty():
+                case Signalled(signal.SIGHUP) if not self._has_terminal:
                     self._rolling.ask()
                 case Signalled(signum):
                     logger.info("%s: ending", signal.Signals(signum).name)
@@ -214,33 +215,35 @@ class Supervisor:
 
     def _stop(self) -> bool:
         """Ends the gateway, which drains, then the workers. Returns False if a request was lost."""
-        timeout_s = self._plan.drain_timeout_s if self._is_announced else _ABORT_TIMEOUT_S
-        deadline = time.monotonic() + timeout_s + _END_S
-        is_gateway_clean = self._stop_children([self._gateway], deadline)
-        # With the gateway gone nobody waits for them, except in a drain that took all of its time.
-        deadline = max(deadline, time.monotonic() + _END_S)
-        are_workers_clean = self._stop_children(self._workers, deadline)
+        drain_s = self._plan.drain_timeout_s
+        idle_s = min(drain_s, _IDLE_END_S)
+        is_gateway_clean = self._stop_children(
+            [self._gateway], drain_s if self._is_announced else idle_s
+        )
+        # With the gateway gone nobody waits for them.
+        are_workers_clean = self._stop_children(self._workers, idle_s)
         return is_gateway_clean and are_workers_clean
 
-    def _stop_children(self, children: list[Child], deadline: float) -> bool:
-        is_clean = True
+    def _stop_children(self, children: list[Child], timeout_s: float) -> bool:
+        kill_at = time.monotonic() + timeout_s + _END_S
         living = [child for child in children if child.pid]
         for child in living:
             child.send(signal.SIGTERM)
-        while any(child.pid for child in children):
-            if self._forced_by is not None or time.monotonic() >= deadline:
-                for child in children:
-                    if child.pid:
-                        logger.warning("%s has not ended: killing it", child.name)
-                        child.send(signal.SIGKILL)
-                is_clean, deadline = False, float("inf")
+        is_killed = False
+        while left := [child for child in living if child.pid]:
+            is_late = self._forced_by is not None or time.monotonic() >= kill_at
+            if is_late and not is_killed:
+                is_killed = True
+                for child in left:
+                    logger.warning("%s has not ended: killing it", child.name)
+                    child.send(signal.SIGKILL)
             try:
                 event = self._events.get(timeout=_POLL_S)
             except Empty:
                 continue
             if isinstance(event, Signalled) and event.signum != signal.SIGHUP:
                 self._forced_by = event.signum
-        return is_clean and all(child.returncode in _CLEAN_CODES for child in living)
+        return not is_killed and all(child.returncode in _CLEAN_CODES for child in living)
 
 
 def restart_delay_s(policy: RestartPolicy, num_ends_in_a_row: int) -> float:

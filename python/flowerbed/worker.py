@@ -13,14 +13,17 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from types import FrameType
 
+import numpy as np
+
 from flowerbed._core import InferenceServer
 from flowerbed.config import GPU_ONLINE_BATCH_TOKENS, Attention, DType, GraphCapture, WorkerConfig
 from flowerbed.errors import ConfigError, FlowerbedError
 from flowerbed.folder import read_folder
 from flowerbed.hub import resolve
 from flowerbed.knee import default_budget, default_saturation
+from flowerbed.machine import bind_hint
 from flowerbed.parent import EXIT_DEVICE_FAULT
-from flowerbed.rose.device import is_device_fault
+from flowerbed.rose.device import fault_of
 from flowerbed.rose.engine import Engine
 from flowerbed.rose.inputs import PackedBatch, RowFormat
 from flowerbed.rose.lazy import LazyTensor
@@ -28,7 +31,7 @@ from flowerbed.rose.lazy import LazyTensor
 log = logging.getLogger(__name__)
 
 NUM_TIMED_STEPS = 3
-MAX_TIMED_TOKENS = 16_384
+MAX_TRIED_TOKENS = 16_384
 """No device has its knee beyond; a larger budget must not make the start long."""
 
 
@@ -51,7 +54,7 @@ def run(
     request_timeout_s: float,
     drain_timeout_s: float,
     token: str | None,
-    on_ready: Callable[[str], None],
+    on_ready: Callable[[str, str], None],
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
     """Loads a model, serves it until SIGTERM or SIGINT, and drains.
@@ -75,7 +78,7 @@ def run(
         request_timeout_s: Deadline of callers that set none.
         drain_timeout_s: Time for what is queued once it is told to end.
         token: Secret that callers must send, or None.
-        on_ready: Told the real address once requests are served.
+        on_ready: Takes the real address and the model's id once requests are served.
         progress: Told the bytes of weights loaded so far and in all.
 
     Returns:
@@ -91,7 +94,8 @@ def run(
     budget = max_batch_tokens or default_budget(info.device, info.space)
     saturation = max(budget, saturation_batch_tokens or default_saturation(info.device))
     online = min(budget, GPU_ONLINE_BATCH_TOKENS)
-    engine.capture(
+    take_memory(
+        engine,
         online_tokens=online,
         normal_tokens=saturation,
         when=graph_capture,
@@ -119,10 +123,10 @@ def run(
     try:
         address = server.start()
     except OSError as error:
-        raise _bind_error(error) from error
+        raise _start_error(error) from error
     try:
         signals = _drain_on_signals(server, drain_timeout_s)
-        on_ready(address)
+        on_ready(address, info.id)
         serve(server, engine)
         return _exit_code(server, signals)
     finally:
@@ -140,12 +144,41 @@ def serve(server: InferenceServer, engine: Engine) -> None:
             held.popleft()
         try:
             result = engine.step(batch)
+            server.launched(batch.id, result)
         except Exception as error:
             log.exception("step of %r failed", batch)
-            server.failed(batch.id, repr(error), is_device_fault=is_device_fault(error))
+            server.failed(batch.id, repr(error), fault=fault_of(error))
         else:
             held.append(result)
-            server.launched(batch.id, result)
+
+
+def take_memory(
+    engine: Engine, *, online_tokens: int, normal_tokens: int, when: GraphCapture, memory_limit: int
+) -> None:
+    """Runs the largest step once, so that what does not fit fails now and not under load.
+
+    See `Engine.capture`.
+
+    Raises:
+        ConfigError: It does not fit.
+    """
+    batch = _full_batch(engine, normal_tokens)
+    try:
+        engine.capture(
+            online_tokens=online_tokens,
+            normal_tokens=normal_tokens,
+            when=when,
+            memory_limit=memory_limit,
+        )
+        engine.step(batch).wait()
+    except Exception as error:
+        if fault_of(error) != "memory":
+            raise
+        refused = ConfigError(
+            f"a step of {batch.num_tokens} tokens does not fit into the memory of {engine.device}"
+        )
+        refused.add_note("give less with --max-batch-tokens and --saturation-batch-tokens")
+        raise refused from error
 
 
 def cost_per_second(engine: Engine, attention_scale: float, max_batch_tokens: int) -> float:
@@ -154,18 +187,22 @@ def cost_per_second(engine: Engine, attention_scale: float, max_batch_tokens: in
     Args:
         engine: Warm.
         attention_scale: L* of the model, tokens: n tokens cost n + n² / L*.
-        max_batch_tokens: Budget of one step; what it measures is at most `MAX_TIMED_TOKENS`.
+        max_batch_tokens: Budget of one step.
     """
-    num_tokens = min(max_batch_tokens, MAX_TIMED_TOKENS)
-    length = min(engine.folder.text.max_length, num_tokens)
-    sequences = [[0] * length] * max(1, num_tokens // length)
-    batch = PackedBatch.build(sequences, RowFormat(engine.folder.dimensions))
+    batch = _full_batch(engine, max_batch_tokens)
     seconds: list[float] = []
     for _ in range(NUM_TIMED_STEPS):
         start = time.perf_counter()
         engine.step(batch).wait()
         seconds.append(time.perf_counter() - start)
-    return batch.num_tokens * (1 + length / attention_scale) / min(seconds)
+    lengths = np.diff(batch.offsets).astype(float)
+    return float((lengths + lengths**2 / attention_scale).sum()) / min(seconds)
+
+
+def _full_batch(engine: Engine, num_tokens: int) -> PackedBatch:
+    num_tokens = min(num_tokens, MAX_TRIED_TOKENS)
+    row = RowFormat(engine.folder.dimensions)
+    return PackedBatch.blank(num_tokens, engine.folder.text.max_length, row)
 
 
 def _drain_on_signals(server: InferenceServer, timeout_s: float) -> list[int]:
@@ -191,10 +228,13 @@ def _exit_code(server: InferenceServer, signals: list[int]) -> int:
     return 1 if server.was_cut else 0
 
 
-def _bind_error(error: OSError) -> FlowerbedError:
-    refused = FlowerbedError(str(error))
-    refused.add_note(
-        "another process may hold it: choose others with --listen and --metrics-port, "
-        "where 0 serves no metrics"
+def _start_error(error: OSError) -> FlowerbedError:
+    refused = FlowerbedError(error.strerror or str(error))
+    hint = bind_hint(
+        error,
+        host_option="--listen or --metrics-host",
+        port_option="--listen or --metrics-port, where 0 serves no metrics",
     )
+    if hint is not None:
+        refused.add_note(hint)
     return refused

@@ -49,6 +49,14 @@ WORKER_THAT_STAYS = WORKER + "while True: time.sleep(0.05)\n"
 WORKER_THAT_DIES_AGAIN = WORKER + "time.sleep(0.05); os.kill(os.getpid(), signal.SIGKILL)\n"
 WORKER_WHOSE_DEVICE_FAILS = WORKER + "time.sleep(0.05); sys.exit(70)\n"
 WORKER_THAT_IGNORES_SIGNALS = WORKER_THAT_STAYS.replace("end)", "signal.SIG_IGN)")
+WORKER_THAT_FREEZES_WHEN_STARTED_AGAIN = f"""
+import os, signal, sys
+log = open(sys.argv[1], "a+", buffering=1)
+log.seek(0)
+if "worker started" in log.read():
+    log.write(f"worker froze as {{os.getpid()}}\\n")
+    os.kill(os.getpid(), signal.SIGSTOP)
+{WORKER_THAT_STAYS}"""
 WORKER_THAT_CANNOT_START = """
 import sys
 print("error: no such model", file=sys.stderr)

@@ -127,6 +127,8 @@ def test_gateway_and_worker_take_their_parts_and_the_same_prompts(file):
         ("[gateway]\nport = '80'", ("port", "whole number", "'80'")),
         ("[gateway]\nport = true", ("port", "whole number")),
         ("[gateway]\nhost = 7", ("host", "text")),
+        ("[[models]]\nid = ''", ("id", "text")),
+        ("[[models]]\npath = ' '", ("path", "text")),
         ("[gateway]\nrequest_timeout_s = '1'", ("request_timeout_s", "a number")),
         ("[[models]]\naliases = [1]", ("aliases", "list of texts")),
         ("[[models]]\nprompts = {a = 1}", ("prompts", "table of texts")),

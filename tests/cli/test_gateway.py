@@ -1,5 +1,6 @@
 """The gateway's Python side, with a stand-in for the Rust core."""
 
+import errno
 import json
 import signal
 import sys
@@ -15,9 +16,9 @@ from flowerbed.hub import resolve
 
 
 class FakeGateway:
-    """Keeps what it was told; `start` raises what `bind_error` holds."""
+    """Keeps what it was told; `start` raises what `start_error` holds."""
 
-    bind_error: OSError | None = None
+    start_error: OSError | None = None
     num_signals = 1
     configs: list[str]
     calls: list[str]
@@ -27,8 +28,8 @@ class FakeGateway:
         type(self).calls = []
 
     def start(self) -> str:
-        if self.bind_error:
-            raise self.bind_error
+        if self.start_error:
+            raise self.start_error
         return "127.0.0.1:4321"
 
     was_cut = False
@@ -92,11 +93,25 @@ def test_the_address_and_the_model_are_told(core):
     assert told == [("127.0.0.1:4321", "sentence-transformers/all-MiniLM-L6-v2")]
 
 
-def test_a_taken_port_is_an_error_that_says_what_to_do(core):
-    core.bind_error = OSError(98, "Address already in use")
-    with pytest.raises(FlowerbedError, match="127.0.0.1:0: Address already in use") as caught:
+@pytest.mark.parametrize(
+    ("number", "what", "hint"),
+    [
+        (errno.EADDRINUSE, "Address already in use", "another process .* --port"),
+        (errno.EADDRNOTAVAIL, "Cannot assign requested address", "no such address: .* --host"),
+        (errno.EACCES, "Permission denied", "below 1024 .* --port"),
+    ],
+)
+def test_an_address_that_cannot_be_bound_is_an_error_that_says_what_to_do(core, number, what, hint):
+    core.start_error = OSError(number, "words of the core")
+    with pytest.raises(FlowerbedError, match=f"^cannot listen on 127.0.0.1:0: {what}\n.*{hint}"):
         run()
-    assert "--port" in caught.value.__notes__[0]
+
+
+def test_another_failure_of_the_start_is_not_laid_to_the_address(core):
+    core.start_error = OSError("the tokenizer is damaged")
+    with pytest.raises(FlowerbedError, match="^the tokenizer is damaged$") as caught:
+        run()
+    assert not hasattr(caught.value, "__notes__")
 
 
 def test_prompts_are_part_of_the_text_settings_that_both_sides_compare(core):

@@ -1,12 +1,15 @@
 """The supervisor, with children that are small scripts."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,6 +124,23 @@ def test_a_device_fault_is_named_and_the_delays_grow(run, caplog):
     assert delays[:3] == sorted(delays[:3])
 
 
+def test_a_process_that_cannot_be_started_is_tried_again(run, tmp_path, monkeypatch, caplog):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+
+    def kill_while_there_is_no_python():
+        away = python.rename(tmp_path / "away")
+        os.kill(run.started_workers()[0], signal.SIGKILL)
+        fakes.wait_until(lambda: "no process can be started" in caplog.text)
+        away.rename(python)
+        fakes.wait_until(lambda: len(run.started_workers()) == 2)
+
+    assert run.supervise(kill_while_there_is_no_python) == 0
+    assert "worker-0 ended after 0.0 s (exit code 127)" in caplog.text
+
+
 def test_sighup_restarts_one_worker_after_another(run, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
     run.num_workers = 2
@@ -180,6 +200,20 @@ def test_a_child_that_does_not_end_is_killed(run):
     assert not fakes.is_alive(run.started_workers()[0])
 
 
+def test_a_worker_that_froze_while_it_loaded_is_not_given_the_time_to_drain(run, monkeypatch):
+    monkeypatch.setattr("flowerbed.supervisor._IDLE_END_S", 0.2)
+    run.worker = fakes.WORKER_THAT_FREEZES_WHEN_STARTED_AGAIN
+    run.drain_timeout_s = 600.0  # far over what a test may take
+
+    def kill_the_worker():
+        os.kill(run.started_workers()[0], signal.SIGKILL)
+        fakes.wait_until(lambda: "worker froze" in run.log.read_text())
+
+    assert run.supervise(kill_the_worker) == 1
+    [frozen] = [line for line in fakes.lines(run.log) if "froze" in line]
+    assert not fakes.is_alive(int(frozen.split()[-1]))
+
+
 def test_a_second_signal_ends_it_at_once(run):
     run.worker = fakes.WORKER_THAT_IGNORES_SIGNALS
     run.drain_timeout_s = 60.0
@@ -194,19 +228,39 @@ def test_a_second_signal_ends_it_at_once(run):
     assert not fakes.is_alive(run.started_workers()[0])
 
 
-def test_kill_9_of_the_supervisor_leaves_no_process_behind(tmp_path):
-    log = tmp_path / "log"
+def supervisor_of_its_own(log: Path, **options: Any) -> tuple[subprocess.Popen[bytes], list[int]]:
+    """A supervisor in a process, and its gateway and worker, which have started."""
     script = f"""
-from cli import fakes
 from cli.test_supervisor import Run
 from pathlib import Path
-Run(Path({str(log)!r})).supervise()
+raise SystemExit(Run(Path({str(log)!r})).supervise())
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    supervisor = subprocess.Popen([sys.executable, "-c", script], env=environment)
+    supervisor = subprocess.Popen([sys.executable, "-c", script], env=environment, **options)
     fakes.wait_until(lambda: len(fakes.lines(log)) == 2)
     children = _children_of(supervisor.pid)
     assert len(children) == 2
+    return supervisor, children
+
+
+def test_a_terminal_that_goes_away_ends_everything(tmp_path):
+    master, terminal = os.openpty()
+    supervisor, children = supervisor_of_its_own(
+        tmp_path / "log",
+        stdin=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(terminal, termios.TIOCSCTTY, 0),
+    )
+    os.close(terminal)
+    os.close(master)  # the kernel sends SIGHUP
+    assert supervisor.wait(timeout=20) == 0
+    assert not any(map(fakes.is_alive, children))
+
+
+def test_kill_9_of_the_supervisor_leaves_no_process_behind(tmp_path):
+    log = tmp_path / "log"
+    supervisor, children = supervisor_of_its_own(log)
     supervisor.kill()
     supervisor.wait()
     fakes.wait_until(lambda: not any(map(fakes.is_alive, children)))

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from flowerbed.config import DType
 from flowerbed.errors import ConfigError, DeviceError, ModelError
 from flowerbed.rose import device as devices
-from flowerbed.rose.device import pick_device, pick_dtype
+from flowerbed.rose.device import fault_of, pick_device, pick_dtype
 
 CPU = torch.device("cpu")
 
@@ -102,17 +102,49 @@ def test_weights_cut_short_are_refused(folder, load):
         load(folder)
 
 
-def test_NU_04_float16_on_a_cpu_is_refused():
-    with pytest.raises(ConfigError, match="float16 is not supported on a CPU; use float32"):
+@pytest.mark.parametrize(
+    ("has_bfloat16", "usable"),
+    [(False, "--dtype float32$"), (True, "--dtype float32 or bfloat16$")],
+)
+def test_NU_04_float16_on_a_cpu_is_refused_with_what_to_use(monkeypatch, has_bfloat16, usable):
+    monkeypatch.setattr(devices.torch.cpu, "get_capabilities", lambda: {"amx_bf16": has_bfloat16})
+    with pytest.raises(ConfigError, match=f"float16 is not supported on a CPU; use {usable}"):
         pick_dtype(DType.FLOAT16, CPU)
 
 
 def test_NU_04_bfloat16_needs_a_cpu_that_has_it(monkeypatch):
     monkeypatch.setattr(devices.torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False})
-    with pytest.raises(ConfigError, match="needs a CPU with avx512_bf16 or amx_bf16"):
+    with pytest.raises(
+        ConfigError, match="needs a CPU with avx512_bf16 or amx_bf16; use --dtype float32$"
+    ):
         pick_dtype(DType.BFLOAT16, CPU)
     monkeypatch.setattr(devices.torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
     assert pick_dtype(DType.BFLOAT16, CPU) is DType.BFLOAT16
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "memory"),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"),
+            "memory",
+        ),
+        (MemoryError(), "memory"),
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), "device"),
+        (DeviceError("it fell off the bus"), "device"),
+        (IndexError("index out of range in self"), "input"),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), "input"),
+    ],
+)
+def test_a_step_that_raises_is_laid_to_input_memory_or_device(error, fault):
+    assert fault_of(error) == fault
+
+
+def test_OP_03_torch_without_memory_on_a_cpu_is_a_fault_of_memory():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 50, dtype=torch.uint8)
+    assert fault_of(caught.value) == "memory"
 
 
 @pytest.mark.parametrize(

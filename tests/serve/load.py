@@ -1,11 +1,10 @@
-"""What the tests under load share: the generator, golden vectors, and a look at the processes."""
+"""What the tests under load share: the generator, golden vectors, and memory over time."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +21,7 @@ import loadgen
 import scrape
 import texts
 
-__all__ = ["alone", "children_of", "is_ready", "loadgen", "scrape", "texts", "watching_memory"]
+__all__ = ["alone", "growth", "loadgen", "scrape", "texts", "watching_memory"]
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -32,26 +31,6 @@ def alone(address: str, inputs: list[str]) -> dict[str, Floats]:
     with httpx2.Client(base_url=address, timeout=60) as client:
         http = Http(client)
         return {text: http.embed(text)[0] for text in inputs}
-
-
-def is_ready(address: str) -> bool:
-    try:
-        return httpx2.get(f"{address}/ready", timeout=5).status_code == 200
-    except httpx2.TransportError:
-        return False
-
-
-def children_of(pid: int, part: str) -> list[int]:
-    """`gateway` or `worker` processes below `pid`, oldest first."""
-    found = []
-    for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
-        try:
-            command = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if part.encode() in command:
-            found.append(child)
-    return sorted(found)
 
 
 def resident_bytes(pid: int) -> int:
@@ -83,10 +62,3 @@ def growth(samples: list[list[int]], process: int) -> tuple[float, float]:
     half = series[len(series) // 2 :]
     fifth = max(1, len(half) // 5)
     return float(np.median(half[:fifth])), float(np.median(half[-fifth:]))
-
-
-def until(condition, patience_s: float = 20.0) -> None:
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)

@@ -44,6 +44,7 @@ class System:
     process: subprocess.Popen[str]
     address: str
     log: Path
+    facts: str = ""  # `model …, device …`
 
     def embed(self, inputs: object, timeout_s: float = 60.0, **headers: str) -> httpx2.Response:
         url = f"{self.address}/v1/embeddings"
@@ -70,12 +71,18 @@ class System:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout_s)
 
+    def workers(self) -> list[int]:
+        return [pid for name, pid in self.children().items() if name.startswith("worker")]
+
     def children(self) -> dict[str, int]:
         """Pids by `gateway`, `worker-0`, …"""
         pid = self.process.pid
         found = {}
         for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
-            parts = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
+            try:
+                parts = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
             path = next((part for part in parts if part.endswith(".sock")), "")
             name = "gateway" if "gateway" in parts else Path(path).stem
             found[name] = child
@@ -84,7 +91,7 @@ class System:
 
 def of(server: RunningServer) -> System:
     """The server that tests share, to be watched and never broken."""
-    return System(server.process, server.address, Path(os.devnull))
+    return System(server.process, server.address, Path(os.devnull), server.facts)
 
 
 def families(text: str) -> dict[str, str]:
@@ -115,7 +122,7 @@ def running(command: list[str], log: Path) -> Generator[System]:
         for line in process.stdout:
             message = ready.parse(line)
             if message is not None:
-                yield System(process, message.address, log)
+                yield System(process, message.address, log, message.facts)
                 break
         else:
             raise AssertionError(f"never ready: {log.read_text()}")

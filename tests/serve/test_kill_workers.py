@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from serve.load import alone, children_of, is_ready, loadgen, texts, until
+from serve.load import alone, loadgen, texts
+from serve.systems import System, until
 
 MAX_PAUSE_S = 1.0
 PATIENT_SHARE = 0.8  # of the kills: they wait until something serves
@@ -26,22 +26,13 @@ ROUND_S = 10
 STATUSES = (200, 503, 429)  # one worker alone may have too much to do
 
 
-@dataclass(frozen=True)
-class TwoWorkers:
-    address: str
-    pid: int  # of the supervisor
-
-    def workers(self) -> list[int]:
-        return children_of(self.pid, "worker")
-
-
 @contextmanager
-def two_workers() -> Generator[TwoWorkers]:
+def two_workers() -> Generator[System]:
     program = Path(__file__).with_name("two_workers.py")
     process = subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        yield TwoWorkers(process.stdout.readline().strip(), process.pid)
+        yield System(process, process.stdout.readline().strip(), Path(os.devnull))
     finally:
         process.terminate()
         process.communicate(timeout=60)
@@ -57,14 +48,14 @@ def plan(pool: list[str], sizes: tuple[int, int], seed: int) -> list[loadgen.Ite
     return items
 
 
-def kill_again_and_again(server: TwoWorkers, num_kills: int) -> None:
+def kill_again_and_again(server: System, num_kills: int) -> None:
     """Kills one worker or the other at random instants, mostly while the server serves."""
     rng = random.Random(17)
     for _ in range(num_kills):
         if rng.random() < PATIENT_SHARE:
-            until(lambda: is_ready(server.address), PATIENCE_S)
+            until(server.is_ready, PATIENCE_S)
         time.sleep(rng.uniform(0, MAX_PAUSE_S))
-        until(server.workers)
+        until(lambda: bool(server.workers()))
         os.kill(rng.choice(server.workers()), signal.SIGKILL)
 
 
@@ -82,7 +73,7 @@ def kill_under_load(num_kills: int) -> list[loadgen.Report]:
         while not killing.done():
             reports += loadgen.run(server.address, streams, golden)
         killing.result()
-        until(lambda: is_ready(server.address), PATIENCE_S)
+        until(server.is_ready, PATIENCE_S)
         again = alone(server.address, pool[:3])
         assert all(abs(again[text] - golden[text]).max() < 1e-4 for text in again)
     return reports

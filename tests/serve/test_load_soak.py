@@ -9,7 +9,9 @@ from dataclasses import replace
 import pytest
 
 from flowerbed.background import RunningServer, serving
-from serve.load import alone, children_of, growth, loadgen, scrape, texts, until, watching_memory
+from serve import systems
+from serve.load import alone, growth, loadgen, scrape, texts, watching_memory
+from serve.systems import until
 
 TOLERANCE = 1e-4
 MAX_GROWTH, MAX_GROWN_BYTES = 1.05, 8e6
@@ -69,20 +71,19 @@ def soak(seconds: float) -> None:
         warm_up = [loadgen.Stream(stream.name, stream.items, stream.pace, 3) for stream in streams]
         loadgen.run(server.address, warm_up, golden)
         until(lambda: num_open(server) == 1)
-        pid = server.process.pid
-        pids = children_of(pid, "gateway") + children_of(pid, "worker")
+        children = systems.of(server).children()
         before = scrape.Scrape.of(server.address)
-        with watching_memory(pids) as samples:
+        with watching_memory(list(children.values())) as samples:
             reports = loadgen.run(server.address, streams, golden)
         until(lambda: num_open(server) == 1)
         print(*reports, *samples[-1:], sep="\n")  # shown if something fails
         check_answers(reports)
         check_counts(reports, before, scrape.Scrape.of(server.address))
-        for process, name in enumerate(("gateway", "worker")):
+        for process, name in enumerate(children):
             first, last = growth(samples, process)
             has_grown = last > max(first * MAX_GROWTH, first + MAX_GROWN_BYTES)
             assert not has_grown, f"{name} grew from {first / 1e6:.1f} to {last / 1e6:.1f} MB"
-        assert children_of(pid, "gateway") + children_of(pid, "worker") == pids
+        assert systems.of(server).children() == children
 
 
 def num_open(server: RunningServer) -> float:

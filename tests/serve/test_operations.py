@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import threading
 import time
 from collections import Counter
@@ -15,6 +14,7 @@ import httpx2
 import numpy as np
 import pytest
 
+from flowerbed.hub import DEFAULT_MODEL_ID
 from serve.callers import Http, cosines
 from serve.systems import (
     System,
@@ -111,11 +111,9 @@ def test_OP_02_ready_is_503_until_a_request_would_succeed_and_health_answers_at_
         assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) >= 1
         port = free_port()
-        worker_log = (tmp_path / "worker.log").open("w")
-        worker = subprocess.Popen(
-            flowerbed("worker", "--listen", socket, "--metrics-port", str(port)), stderr=worker_log
-        )
-        try:
+        command = flowerbed("worker", "--listen", socket, "--metrics-port", str(port))
+        with running(command, tmp_path / "worker.log") as worker:
+            assert worker.facts == gateway.facts == f"model {DEFAULT_MODEL_ID}"
             until(gateway.is_ready)
             for _ in range(20):  # it does not flip back
                 assert gateway.embed("x").status_code == 200
@@ -123,14 +121,9 @@ def test_OP_02_ready_is_503_until_a_request_would_succeed_and_health_answers_at_
             alone = httpx2.get(f"http://127.0.0.1:{port}/metrics").text
             assert families(alone)["flowerbed_step_seconds"] == "histogram"
             # The worker goes first; the gateway lives on, not ready, and ends by itself later.
-            worker.send_signal(signal.SIGTERM)
-            assert worker.wait(20) == 0
+            assert worker.stop() == 0
             until(lambda: not gateway.is_ready(), 5.0)
             assert gateway.embed("x").status_code == 503
-        finally:
-            worker.kill()
-            worker.wait()
-            worker_log.close()
         assert gateway.stop() == 0
         assert not Path(socket.removeprefix("unix:")).exists()
 
@@ -180,6 +173,26 @@ def end_with_work_left(system: System, *signals: signal.Signals) -> float:
             time.sleep(0.2)
         assert isinstance(cut.exception(), httpx2.TransportError)
     return started
+
+
+SLOW_STEPS = """
+import time
+from flowerbed._core import Batch
+from flowerbed.rose.engine import Engine
+step = Engine.step
+def slow(self, batch):
+    if isinstance(batch, Batch) and batch.num_tokens > 1:  # no probe
+        time.sleep(130)
+    return step(self, batch)
+Engine.step = slow
+"""
+
+
+@pytest.mark.nightly
+def test_a_request_may_take_as_long_as_the_operator_allows(tmp_path: Path) -> None:
+    allowed = ("--request-timeout", "300", "--step-timeout", "300")
+    with serve(tmp_path, *allowed, patch=SLOW_STEPS) as system:
+        assert system.embed("a text", timeout_s=300).status_code == 200
 
 
 def test_prompts_and_aliases_of_a_config_file_reach_gateway_and_worker(

@@ -18,7 +18,7 @@ import time
 from flowerbed.errors import DeviceError
 from flowerbed.rose.engine import Engine
 step = Engine.step
-POISON, HANG, FAULT = 10_000, 10_001, 10_002  # ids of words that the tests send
+POISON, HANG, FAULT, LATE = 10_000, 10_001, 10_002, 10_003  # ids of words that the tests send
 def broken(self, batch):
     ids = set(memoryview(batch.ids()).cast("i"))
     if POISON in ids:
@@ -27,10 +27,15 @@ def broken(self, batch):
         time.sleep(3600)
     if FAULT in ids:
         raise DeviceError("an illegal memory access was encountered")
-    return step(self, batch)
+    rows = step(self, batch)
+    if LATE in ids:
+        rows.host = rows_that_raise
+    return rows
+def rows_that_raise():
+    raise RuntimeError("a step that raises")
 Engine.step = broken
 """
-POISON, HANG, FAULT = [10_000], [10_001], [10_002]
+POISON, HANG, FAULT, LATE = [10_000], [10_001], [10_002], [10_003]
 GOOD = [f"a good text of number {number}" for number in range(32)]
 
 
@@ -46,10 +51,14 @@ def embed(system: System, inputs: object) -> np.ndarray:
         return Http(client).embed(inputs)
 
 
-def test_OP_06_a_step_that_raises_for_one_item_fails_that_one_alone(system: System) -> None:
+@pytest.mark.parametrize("poison", [POISON, LATE], ids=["forward", "rows"])
+def test_OP_06_a_step_that_raises_for_one_item_fails_that_one_alone(
+    system: System, poison: list[int]
+) -> None:
+    worker = system.children()["worker-0"]
     expected = embed(system, GOOD)
     with ThreadPoolExecutor(33) as pool:
-        poisoned = [pool.submit(system.embed, [POISON, POISON]) for _ in range(3)]
+        poisoned = [pool.submit(system.embed, [poison, poison]) for _ in range(3)]
         good = [pool.submit(embed, system, text) for text in GOOD]
         for number, answer in enumerate(good):
             np.testing.assert_allclose(answer.result()[0], expected[number], atol=1e-5)
@@ -59,6 +68,7 @@ def test_OP_06_a_step_that_raises_for_one_item_fails_that_one_alone(system: Syst
             assert error["code"] == "engine_failed"
             assert "a step that raises" not in error["message"]
     assert system.is_ready()
+    assert system.children()["worker-0"] == worker
     np.testing.assert_allclose(embed(system, GOOD[0])[0], expected[0], atol=1e-5)
 
 

@@ -114,39 +114,27 @@ impl Count {
         let Labels { model, route, lane } = labels;
         let (code, traceparent) = (self.code, self.traceparent.as_deref());
         let reason = self.reason.as_ref().map(|reason| reason.0.as_str());
+        macro_rules! line {
+            ($level:ident, $message:literal) => {
+                tracing::$level!(
+                    id,
+                    code,
+                    elapsed_ms,
+                    model,
+                    route,
+                    lane,
+                    traceparent,
+                    reason,
+                    $message
+                )
+            };
+        }
         match code {
-            500 => tracing::error!(
-                id,
-                code,
-                elapsed_ms,
-                model,
-                route,
-                lane,
-                traceparent,
-                reason,
-                "request failed"
-            ),
-            _ if reason.is_some() && !PROBED.contains(&route.as_str()) => tracing::warn!(
-                id,
-                code,
-                elapsed_ms,
-                model,
-                route,
-                lane,
-                traceparent,
-                reason,
-                "request failed"
-            ),
-            _ => tracing::debug!(
-                id,
-                code,
-                elapsed_ms,
-                model,
-                route,
-                lane,
-                traceparent,
-                "request"
-            ),
+            500 => line!(error, "request failed"),
+            _ if reason.is_some() && !PROBED.contains(&route.as_str()) => {
+                line!(warn, "request failed");
+            }
+            _ => line!(debug, "request"),
         }
     }
 }

@@ -11,8 +11,9 @@ use tokio::task::JoinSet;
 
 use crate::app::App;
 use crate::config::GatewayConfig;
+use crate::routes;
+use crate::serve::{self, Timeouts};
 use crate::shutdown::{Ended, Phases};
-use crate::{routes, serve};
 
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 /// What `stop` waits for tasks that are in the middle of something.
@@ -64,9 +65,12 @@ impl Gateway {
                     metrics.run_upkeep();
                 }
             });
-            let patience = app.config.drain_timeout;
+            let timeouts = Timeouts {
+                request: app.config.request_timeout,
+                drain: app.config.drain_timeout,
+            };
             let router = routes::router(&app);
-            let is_drained = serve::serve(listener, router, &app.phases, patience).await;
+            let is_drained = serve::serve(listener, router, &app.phases, timeouts).await;
             serving_ended.set(!is_drained);
         });
         tracing::info!(address, "gateway serves");

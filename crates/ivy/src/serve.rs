@@ -20,8 +20,10 @@ use crate::shutdown::Phases;
 
 /// Also closes idle HTTP/1 connections, so it is longer than clients keep theirs.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(90);
-/// Nothing came for so long, be it the first byte: longer than any request may take.
+/// Nothing came for so long, be it the first byte.
 const READ_TIMEOUT: Duration = Duration::from_secs(120);
+/// It is longer by so much than any request may take: who waits for an answer sends nothing either.
+const READ_SLACK: Duration = Duration::from_secs(60);
 /// A client that reads nothing of its answer for so long holds memory for nothing.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Further ones wait in the kernel; below the usual limit of open files.
@@ -30,14 +32,24 @@ const PING_INTERVAL: Duration = Duration::from_secs(30);
 /// After a failed accept: out of file descriptors, say.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// Times of connections.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timeouts {
+    /// The longest that a request may take.
+    pub(crate) request: Duration,
+    /// For what is open when draining begins.
+    pub(crate) drain: Duration,
+}
+
 /// Serves until draining begins and what was accepted is answered. Returns false if that took
-/// longer than `drain_timeout`: then some requests are still open.
+/// longer than its time: then some requests are still open.
 pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
     phases: &Phases,
-    drain_timeout: Duration,
+    timeouts: Timeouts,
 ) -> bool {
+    let read_timeout = READ_TIMEOUT.max(timeouts.request.saturating_add(READ_SLACK));
     let open = GracefulShutdown::new();
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
@@ -53,7 +65,7 @@ pub(crate) async fn serve(
             () = phases.draining() => break,
         };
         match accepted {
-            Ok((stream, place)) => spawn(stream, place, router.clone(), &open),
+            Ok((stream, place)) => spawn(stream, place, router.clone(), &open, read_timeout),
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
                 sleep(ACCEPT_PAUSE).await;
@@ -61,21 +73,27 @@ pub(crate) async fn serve(
         }
     }
     drop(listener);
-    let is_drained = timeout(drain_timeout, open.shutdown()).await.is_ok();
+    let is_drained = timeout(timeouts.drain, open.shutdown()).await.is_ok();
     if !is_drained {
         tracing::warn!(
-            ?drain_timeout,
+            drain_timeout = ?timeouts.drain,
             "the time to drain is over; ending what is left"
         );
     }
     is_drained
 }
 
-fn spawn(stream: TcpStream, place: OwnedSemaphorePermit, router: Router, open: &GracefulShutdown) {
+fn spawn(
+    stream: TcpStream,
+    place: OwnedSemaphorePermit,
+    router: Router,
+    open: &GracefulShutdown,
+    read_timeout: Duration,
+) {
     // Small answers must not wait for the client's acknowledgement.
     drop(stream.set_nodelay(true));
     let mut stream = TimeoutStream::new(stream);
-    stream.set_read_timeout(Some(READ_TIMEOUT));
+    stream.set_read_timeout(Some(read_timeout));
     stream.set_write_timeout(Some(WRITE_TIMEOUT));
     let mut builder = Builder::new(TokioExecutor::new());
     builder

@@ -5,7 +5,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use std::sync::OnceLock;
 
-use crate::SIGNAL_POLL;
+use crate::{SIGNAL_POLL, os_error};
 
 /// See `_core.pyi`.
 #[pyclass(name = "Gateway", module = "flowerbed._core", frozen)]
@@ -29,7 +29,9 @@ impl PyGateway {
     }
 
     fn start(&self, py: Python<'_>) -> PyResult<String> {
-        let running = py.detach(|| Gateway::start(self.config.clone()))?;
+        let running = py
+            .detach(|| Gateway::start(self.config.clone()))
+            .map_err(|error| os_error(&error))?;
         let address = running.address().to_owned();
         self.running
             .set(running)

@@ -16,6 +16,7 @@ pub(crate) fn init_logging(log_format: &str, level: &str) -> PyResult<()> {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
+        .log_internal_errors(false) // where nobody reads stderr any more, telling so would panic
         .with_writer(std::io::stderr);
     // An error means that a subscriber is set already, which the docstring promises to accept.
     let _ = match log_format {

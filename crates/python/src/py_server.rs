@@ -1,13 +1,13 @@
 //! `InferenceServer`: Tulip, pulled from by the thread that owns the device.
 
-use flowerbed_tulip::{Pull, Tulip, WorkerConfig};
+use flowerbed_tulip::{Pull, StepFault, Tulip, WorkerConfig};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use crate::SIGNAL_POLL;
 use crate::py_batch::{PyBatch, rows_of};
+use crate::{SIGNAL_POLL, os_error};
 
 /// See `_core.pyi`.
 #[pyclass(name = "InferenceServer", module = "flowerbed._core", frozen)]
@@ -31,7 +31,9 @@ impl PyInferenceServer {
     }
 
     fn start(&self, py: Python<'_>) -> PyResult<String> {
-        let tulip = py.detach(|| Tulip::start(self.config.clone(), kill_this_process))?;
+        let tulip = py
+            .detach(|| Tulip::start(self.config.clone(), kill_this_process))
+            .map_err(|error| os_error(&error))?;
         let address = tulip.address().to_owned();
         self.tulip
             .set(tulip)
@@ -61,18 +63,21 @@ impl PyInferenceServer {
         )
     }
 
-    #[pyo3(signature = (batch_id, reason, *, is_device_fault))]
-    fn failed(
-        &self,
-        py: Python<'_>,
-        batch_id: u64,
-        reason: String,
-        is_device_fault: bool,
-    ) -> PyResult<()> {
+    #[pyo3(signature = (batch_id, reason, *, fault))]
+    fn failed(&self, py: Python<'_>, batch_id: u64, reason: String, fault: &str) -> PyResult<()> {
+        let fault = match fault {
+            "input" => StepFault::Input,
+            "memory" => StepFault::Memory,
+            "device" => StepFault::Device,
+            other => {
+                let message = format!("fault {other:?} is not one of input, memory, device");
+                return Err(PyValueError::new_err(message));
+            }
+        };
         let tulip = self.tulip()?;
         known(
             batch_id,
-            py.detach(|| tulip.failed(batch_id, reason, is_device_fault)),
+            py.detach(|| tulip.failed(batch_id, reason, fault)),
         )
     }
 

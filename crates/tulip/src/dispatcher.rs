@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use crate::batch::Batch;
 use crate::chunk::Chunk;
 use crate::config::WorkerConfig;
+use crate::fault::{StepFault, unavailable};
 use crate::job::{JobState, Reply, StepTimes};
 use crate::metrics::{Metrics, Shed};
 use crate::scheduler::{Job, JobId, Lane, Pick, Plan, Scheduler, StepLimits, Stream};
@@ -24,6 +25,8 @@ use crate::waiter::Completed;
 
 /// How many commands may wait; a full channel makes the senders wait.
 const COMMANDS: usize = 1_024;
+/// Memory that leaks, or lies in pieces, comes back with a new process only.
+const OUT_OF_MEMORY_SPAN: Duration = Duration::from_secs(60);
 /// Work of callers that hung up is freed this soon, or within a step if that takes longer.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -43,7 +46,7 @@ pub(crate) enum Command {
     Failed {
         batch_id: u64,
         reason: String,
-        is_device_fault: bool,
+        fault: StepFault,
     },
     /// The device or what drives it is beyond repair: nobody who waits here will be served.
     GiveUp(String),
@@ -77,6 +80,7 @@ pub(crate) struct Dispatcher {
     timeline: Timeline,
     last_landed: Instant,
     puller: Option<SyncSender<Batch>>,
+    last_out_of_memory: Option<Instant>, // that halves did not mend
     last_sweep: Instant,
     next_id: u64,
 }
@@ -111,6 +115,7 @@ impl Dispatcher {
             timeline: Timeline::default(),
             last_landed: Instant::now(),
             puller: None,
+            last_out_of_memory: None,
             last_sweep: Instant::now(),
             next_id: 0,
             config,
@@ -153,9 +158,9 @@ impl Dispatcher {
             Command::Failed {
                 batch_id,
                 reason,
-                is_device_fault,
+                fault,
             } => {
-                self.fail(batch_id, &reason, is_device_fault);
+                self.fail(batch_id, &reason, fault);
             }
             Command::GiveUp(reason) => self.device_fault(&reason),
             Command::Drain => self.state.set_draining(),
@@ -208,7 +213,7 @@ impl Dispatcher {
     /// lanes does not count: a re-index must not turn queries away.
     fn admit(&mut self, lane: Lane, cost: u64) -> Result<(), Error> {
         if self.state.is_faulted() {
-            return Err(unavailable("the device failed; this worker restarts"));
+            return Err(StepFault::Device.error());
         }
         if self.state.is_draining() {
             return Err(unavailable("this worker is shutting down"));
@@ -303,7 +308,7 @@ impl Dispatcher {
             Ok(rows) if rows.len() == expected => rows,
             Ok(rows) => {
                 let reason = format!("step gave {} bytes instead of {expected}", rows.len());
-                self.fail_all(&batch, &reason);
+                self.fail_all(&batch, &reason, StepFault::Input);
                 return;
             }
             Err(reason) => {
@@ -364,11 +369,11 @@ impl Dispatcher {
         }
     }
 
-    fn fail(&mut self, batch_id: u64, reason: &str, is_device_fault: bool) {
+    fn fail(&mut self, batch_id: u64, reason: &str, fault: StepFault) {
         let Some(InFlight { batch, .. }) = self.land(batch_id, Instant::now()) else {
             return;
         };
-        if is_device_fault {
+        if fault == StepFault::Device {
             self.device_fault(reason);
             return;
         }
@@ -377,19 +382,32 @@ impl Dispatcher {
         let jobs = &self.jobs;
         let cost_of = |pick: &Pick| jobs.get(&pick.job).map_or(0, |job| job.cost_of(pick));
         if !self.scheduler.rerun_in_halves(batch.plan.clone(), cost_of) {
-            self.fail_all(&batch, reason);
+            self.fail_all(&batch, reason, fault);
         }
     }
 
-    fn fail_all(&mut self, batch: &Batch, reason: &str) {
+    fn fail_all(&mut self, batch: &Batch, reason: &str, fault: StepFault) {
         tracing::error!(batch = batch.id, reason, "the requests of this step fail");
+        let mut num_failed = 0;
         for pick in &batch.plan.picks {
             if let Some(job) = self.jobs.remove(&pick.job) {
                 let index = u32::try_from(pick.first).unwrap_or(u32::MAX);
-                let message = "the model failed on this input; the server's log says why";
-                self.metrics.shed(Shed::EngineFailed);
-                job.fail(Error::new(ErrorKind::EngineFailed, message).at_index(index));
+                self.metrics.shed(fault.shed());
+                job.fail(fault.error().at_index(index));
+                num_failed += 1;
             }
+        }
+        if fault == StepFault::Memory && num_failed > 0 {
+            self.count_out_of_memory();
+        }
+    }
+
+    /// The second one within [`OUT_OF_MEMORY_SPAN`] is taken for a fault of the device.
+    fn count_out_of_memory(&mut self) {
+        let now = Instant::now();
+        let last = self.last_out_of_memory.replace(now);
+        if last.is_some_and(|last| now.duration_since(last) < OUT_OF_MEMORY_SPAN) {
+            self.device_fault("out of memory twice within a minute");
         }
     }
 
@@ -402,8 +420,8 @@ impl Dispatcher {
         );
         self.state.set_faulted();
         for (_, job) in self.jobs.drain() {
-            self.metrics.shed(Shed::Unavailable);
-            job.fail(unavailable("the device failed; this worker restarts"));
+            self.metrics.shed(StepFault::Device.shed());
+            job.fail(StepFault::Device.error());
         }
     }
 
@@ -478,20 +496,4 @@ impl Dispatcher {
         self.next_id += 1;
         self.next_id
     }
-}
-
-fn unavailable(message: &str) -> Error {
-    Error::new(ErrorKind::Unavailable, message).after(Duration::from_secs(1))
-}
-
-/// Cost that may wait, at this rate; see `limits::QUEUE_SECONDS`.
-#[allow(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    clippy::cast_precision_loss,
-    reason = "a rate times seconds is far below 2^52"
-)]
-pub(crate) fn queue_limit(cost_per_second: f64, max_batch_tokens: u64) -> u64 {
-    let at_rate = (cost_per_second * limits::QUEUE_SECONDS) as u64;
-    at_rate.max(2 * max_batch_tokens)
 }

@@ -13,6 +13,7 @@ pub mod config;
 pub mod cuda;
 mod deadline;
 mod dispatcher;
+mod fault;
 mod health;
 mod job;
 mod listener;
@@ -27,6 +28,7 @@ mod timeline;
 mod waiter;
 
 pub use config::WorkerConfig;
+pub use fault::StepFault;
 pub use health::SERVICE_NAME;
 pub use server::{Pull, Tulip};
 pub use waiter::PendingRows;

@@ -55,15 +55,18 @@ pub(crate) enum Shed {
     Unavailable,
     /// The step that held it failed.
     EngineFailed,
+    /// There was not enough memory for one of its sequences, even alone.
+    OutOfMemory,
 }
 
 impl Shed {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::Overloaded,
         Self::DeadlineExceeded,
         Self::Cancelled,
         Self::Unavailable,
         Self::EngineFailed,
+        Self::OutOfMemory,
     ];
 
     fn name(self) -> &'static str {
@@ -73,6 +76,7 @@ impl Shed {
             Self::Cancelled => "cancelled",
             Self::Unavailable => "unavailable",
             Self::EngineFailed => "engine_failed",
+            Self::OutOfMemory => "out_of_memory",
         }
     }
 }

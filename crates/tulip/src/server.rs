@@ -23,6 +23,7 @@ use crate::batch::Batch;
 use crate::config::WorkerConfig;
 use crate::deadline;
 use crate::dispatcher::{Command, CommandSender, Dispatcher};
+use crate::fault::StepFault;
 use crate::health::{Health, SERVICE_NAME};
 use crate::listener::Listener;
 use crate::metrics::Metrics;
@@ -232,12 +233,12 @@ impl Tulip {
     }
 
     /// Tells that a step raised. Returns false where the batch is unknown.
-    pub fn failed(&self, batch_id: u64, reason: String, is_device_fault: bool) -> bool {
+    pub fn failed(&self, batch_id: u64, reason: String, fault: StepFault) -> bool {
         let is_known = self.pulls.lock().taken.remove(&batch_id).is_some();
         let command = Command::Failed {
             batch_id,
             reason,
-            is_device_fault,
+            fault,
         };
         is_known && self.commands.blocking_send(command).is_ok()
     }

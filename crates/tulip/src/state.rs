@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use flowerbed_protocol::limits;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::dispatcher::queue_limit;
 use crate::timeline::StepRun;
 
 /// Weight of the newest step in the measured rate.
@@ -106,8 +106,16 @@ impl State {
         self.figures.lock().cost_per_second
     }
 
+    /// Cost that may wait, at the measured rate; see `limits::QUEUE_SECONDS`.
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "a rate times seconds is far below 2^52"
+    )]
     pub(crate) fn queue_limit(&self, max_batch_tokens: u64) -> u64 {
-        queue_limit(self.cost_per_second(), max_batch_tokens)
+        let at_rate = (self.cost_per_second() * limits::QUEUE_SECONDS) as u64;
+        at_rate.max(2 * max_batch_tokens)
     }
 
     /// How long the device takes for this much work, at the measured rate.

@@ -7,7 +7,7 @@ mod support;
 use std::time::Duration;
 
 use flowerbed_protocol::{Error, ErrorKind, packed, v1};
-use support::{Worker, request, row_of, rows};
+use support::{HUGE, Worker, request, row_of, rows};
 use tokio::time::Instant;
 
 fn on_lane(mut request: v1::RunRequest, lane: v1::Lane) -> v1::RunRequest {
@@ -70,14 +70,43 @@ async fn a_query_does_not_wait_for_hundreds_of_open_bulk_calls() {
 #[tokio::test]
 async fn an_engine_that_fails_every_probe_is_given_up() {
     let broken = Worker::start_broken();
+    until_faulted(&broken).await;
+    broken.stop().await;
+}
+
+async fn until_faulted(worker: &Worker) {
     for _ in 0..100 {
-        if broken.tulip.is_faulted() {
-            broken.stop().await;
+        if worker.tulip.is_faulted() {
             return;
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    panic!("three failed probes did not make it give up");
+    panic!("it did not give up");
+}
+
+#[tokio::test]
+async fn op_03_what_lacks_memory_alone_is_unavailable_and_the_second_time_gives_the_worker_up() {
+    let worker = Worker::start(|_| {}, Duration::from_millis(30));
+    let mut client = worker.client().await;
+    let neighbour = tokio::spawn({
+        let mut client = client.clone();
+        async move { client.run(request(&[&[4], &[5]])).await }
+    });
+    for _ in 0..2 {
+        assert!(!worker.tulip.is_faulted());
+        let ask = request(&[&[1], &[HUGE]]);
+        let error = Error::from(&client.run(ask).await.unwrap_err());
+        assert_eq!(
+            (error.kind, error.index),
+            (ErrorKind::Unavailable, Some(1)),
+            "{error}"
+        );
+        assert!(error.retry_after.is_some());
+    }
+    let answer = neighbour.await.unwrap().unwrap().into_inner();
+    assert_eq!(rows(&answer.outputs[0]), [row_of(&[4]), row_of(&[5])]);
+    until_faulted(&worker).await;
+    worker.stop().await;
 }
 
 #[tokio::test]

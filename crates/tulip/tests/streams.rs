@@ -13,7 +13,7 @@ use bytes::Bytes;
 use flowerbed_protocol::{Error, ErrorKind, v1};
 use flowerbed_tulip::batch::Batch;
 use flowerbed_tulip::scheduler::Stream;
-use flowerbed_tulip::{PendingRows, Tulip};
+use flowerbed_tulip::{PendingRows, StepFault, Tulip};
 use parking_lot::Mutex;
 use support::{
     POISON, Worker, ask_health, channel_to, fake_step, health_of, request, row_of, rows,
@@ -110,7 +110,7 @@ fn on_a_gpu(change: impl FnOnce(&mut serde_json::Value), give_up: fn()) -> (Work
     let device = Arc::clone(&gpu);
     let step = move |tulip: &Tulip, batch: Batch| {
         if batch.ids.contains(&POISON) {
-            tulip.failed(batch.id, "poison".to_owned(), false);
+            tulip.failed(batch.id, "poison".to_owned(), StepFault::Input);
         } else {
             tulip.launched(batch.id, device.launch(&batch), "replay".to_owned(), 0);
         }

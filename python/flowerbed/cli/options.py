@@ -9,7 +9,7 @@ import ipaddress
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -117,7 +117,20 @@ AUTO_TRUNCATE = Switch(str(config.AUTO_TRUNCATE).lower())
 
 MAX_TIMEOUT_S = 86_400.0
 MAX_STEP_TOKENS = 1_048_576
-"""No device has its knee beyond; a step of that size is measured at start."""
+"""No device has its knee beyond."""
+
+
+def _seconds(variable: str, about: str) -> Any:
+    return typer.Option(
+        envvar=variable, min=0.001, max=MAX_TIMEOUT_S, metavar="SECONDS", help=about
+    )
+
+
+def _budget(variable: str, about: str, default: str) -> Any:
+    return typer.Option(
+        envvar=variable, min=1, max=MAX_STEP_TOKENS, help=about, show_default=default
+    )
+
 
 Model = Annotated[
     str | None,
@@ -203,22 +216,14 @@ GraphMemory = Annotated[
 ]
 MaxBatchTokens = Annotated[
     int | None,
-    typer.Option(
-        envvar="FLOWERBED_MAX_BATCH_TOKENS",
-        min=1,
-        max=MAX_STEP_TOKENS,
-        help="Budget of one step.",
-        show_default="the device's knee",
-    ),
+    _budget("FLOWERBED_MAX_BATCH_TOKENS", "Budget of one step.", "the device's knee"),
 ]
 SaturationBatchTokens = Annotated[
     int | None,
-    typer.Option(
-        envvar="FLOWERBED_SATURATION_BATCH_TOKENS",
-        min=1,
-        max=MAX_STEP_TOKENS,
-        help="Budget of a step of bulk work while nobody waits for queries.",
-        show_default="the device's",
+    _budget(
+        "FLOWERBED_SATURATION_BATCH_TOKENS",
+        "Budget of a step of bulk work while nobody waits for queries.",
+        "the device's",
     ),
 ]
 MaxBatchSequences = Annotated[
@@ -227,12 +232,9 @@ MaxBatchSequences = Annotated[
 ]
 StepTimeout = Annotated[
     float,
-    typer.Option(
-        envvar="FLOWERBED_STEP_TIMEOUT",
-        min=0.001,
-        max=MAX_TIMEOUT_S,
-        metavar="SECONDS",
-        help="A step that takes longer hangs: the worker ends, to be restarted.",
+    _seconds(
+        "FLOWERBED_STEP_TIMEOUT",
+        "A step that takes longer hangs: the worker ends, to be restarted.",
     ),
 ]
 TokenizerThreads = Annotated[
@@ -253,22 +255,13 @@ AutoTruncate = Annotated[
 ]
 RequestTimeout = Annotated[
     float,
-    typer.Option(
-        envvar="FLOWERBED_REQUEST_TIMEOUT",
-        min=0.001,
-        max=MAX_TIMEOUT_S,
-        metavar="SECONDS",
-        help="Longest time of a request, queueing included.",
-    ),
+    _seconds("FLOWERBED_REQUEST_TIMEOUT", "Longest time of a request, queueing included."),
 ]
 DrainTimeout = Annotated[
     float,
-    typer.Option(
-        envvar="FLOWERBED_DRAIN_TIMEOUT",
-        min=0.001,
-        max=MAX_TIMEOUT_S,
-        metavar="SECONDS",
-        help="Time for accepted requests after SIGTERM; what is left then is ended.",
+    _seconds(
+        "FLOWERBED_DRAIN_TIMEOUT",
+        "Time for accepted requests after SIGTERM; what is left then is ended.",
     ),
 ]
 Log = Annotated[

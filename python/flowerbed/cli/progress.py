@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from flowerbed.child import Relay
@@ -19,7 +18,20 @@ if TYPE_CHECKING:  # costs 30 ms, and is used on terminals only
 _REPORT_EVERY_S = 0.1
 
 
-class Loading:
+class _Display:
+    """Something to look at while a block runs."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def finish(self) -> None:
+        """Takes the display away."""
+
+    def __exit__(self, *_: object) -> None:
+        self.finish()
+
+
+class Loading(_Display):
     """A spinner, a bar of the bytes so far and the seconds. Gone after `finish` or on leaving."""
 
     def __init__(self, model: str, log_format: LogFormat, verb: str = "loading") -> None:
@@ -46,14 +58,6 @@ class Loading:
             self._shown[0].stop()
             self._shown = None
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.finish()
-
     def _show(self) -> None:
         from rich.console import Console
         from rich.markup import escape
@@ -78,7 +82,7 @@ class Loading:
         progress.start()
 
 
-class Fetching:
+class Fetching(_Display):
     """A bar for a download, from its first byte on: what is cached shows none.
 
     `advance` is None where nothing can be shown, so that the download writes log lines instead.
@@ -91,33 +95,23 @@ class Fetching:
         is_shown = log_format is LogFormat.TEXT and _is_terminal()
         self.advance: Callable[[int, int], None] | None = self._advance if is_shown else None
 
-    def __enter__(self) -> Self:
-        return self
-
     def _advance(self, num_bytes: int, total_bytes: int) -> None:
         if self._shown is None:
             self._shown = Loading(self._model, self._log_format, "fetching")
             self._shown.__enter__()
         self._shown.advance(num_bytes, total_bytes)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def finish(self) -> None:
+        """Takes the bar away."""
         if self._shown:
             self._shown.finish()
 
 
-class Reporting:
+class Reporting(_Display):
     """Stands for `Loading` in a worker whose supervisor owns the terminal: it tells on stdout."""
 
     def __init__(self) -> None:
         self._last_at = 0.0
-
-    def __enter__(self) -> Self:
-        return self
 
     def advance(self, num_bytes: int, total_bytes: int) -> None:
         """Tells, but not more often than a display needs."""
@@ -125,17 +119,6 @@ class Reporting:
         if now - self._last_at >= _REPORT_EVERY_S or num_bytes >= total_bytes:
             self._last_at = now
             print(Loaded(num_bytes, total_bytes), flush=True)
-
-    def finish(self) -> None:
-        """Nothing is left to do."""
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.finish()
 
 
 def _is_terminal() -> bool:

@@ -74,13 +74,12 @@ def worker(
             param_hint="'--device'",
         )
     is_supervised = process.begin(log_format, log_level)
-    name = model or "all-MiniLM-L6-v2"
-    display = Reporting() if is_supervised else Loading(name, log_format)
+    display = Reporting() if is_supervised else Loading(model or "the packaged model", log_format)
     with display as loading:
 
-        def announce(address: str) -> None:
+        def announce(address: str, model_id: str) -> None:
             loading.finish()
-            print(Ready("worker", address, f"model {name}"), flush=True)
+            print(Ready("worker", address, f"model {model_id}"), flush=True)
 
         from flowerbed import worker as bridge
 

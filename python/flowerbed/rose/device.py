@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+from typing import Literal
 
 import torch
 
@@ -19,6 +20,8 @@ from flowerbed.rose.kernels.flash_attention import ragged_backends
 log = logging.getLogger(__name__)
 
 CPU_BFLOAT16_FEATURES = ("avx512_bf16", "amx_bf16")
+_OUT_OF_MEMORY = ("out of memory", "DefaultCPUAllocator: can't", "CUBLAS_STATUS_ALLOC_FAILED")
+"""torch.OutOfMemoryError is only what its allocator of GPU memory raises."""
 MIN_BFLOAT16_CAPABILITY = (8, 0)
 TORCH_DTYPES = {
     DType.FLOAT32: torch.float32,
@@ -61,19 +64,18 @@ def pick_dtype(dtype: DType, device: torch.device) -> DType:
         ConfigError: The device cannot compute in it, or only by emulation.
     """
     if device.type == "cpu":
+        has_bfloat16 = _cpu_has_bfloat16()
+        usable = "--dtype float32" + (" or bfloat16" if has_bfloat16 else "")
         if dtype is DType.FLOAT16:
-            raise ConfigError("dtype float16 is not supported on a CPU; use float32")
-        if dtype is DType.BFLOAT16 and not _cpu_has_bfloat16():
-            raise ConfigError(
-                "dtype bfloat16 needs a CPU with "
-                + " or ".join(CPU_BFLOAT16_FEATURES)
-                + "; use float32"
-            )
+            raise ConfigError(f"dtype float16 is not supported on a CPU; use {usable}")
+        if dtype is DType.BFLOAT16 and not has_bfloat16:
+            features = " or ".join(CPU_BFLOAT16_FEATURES)
+            raise ConfigError(f"dtype bfloat16 needs a CPU with {features}; use {usable}")
         return DType.FLOAT32 if dtype is DType.AUTO else dtype
     has_bfloat16 = torch.cuda.get_device_capability(device) >= MIN_BFLOAT16_CAPABILITY
     if dtype is DType.BFLOAT16 and not has_bfloat16:
         raise ConfigError(
-            "dtype bfloat16 needs a GPU of compute capability 8.0; use float32 or float16"
+            "dtype bfloat16 needs a GPU of compute capability 8.0; use --dtype float32 or float16"
         )
     if dtype is DType.AUTO:
         return DType.BFLOAT16 if has_bfloat16 else DType.FLOAT32
@@ -106,11 +108,16 @@ def pick_attention(
     return backends[0]
 
 
-def is_device_fault(error: Exception) -> bool:
-    """Whether `error` leaves the device unusable for this process, as most CUDA errors do."""
-    return isinstance(error, (DeviceError, torch.AcceleratorError)) and not isinstance(
-        error, torch.OutOfMemoryError
-    )
+def fault_of(error: Exception) -> Literal["input", "memory", "device"]:
+    """What is at fault where a step raised `error`.
+
+    memory: there was not enough for the batch; a smaller one may fit. device: this process cannot use
+    it any more, as after most CUDA errors. input: anything else.
+    """
+    lacks_memory = any(words in str(error) for words in _OUT_OF_MEMORY)
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and lacks_memory):
+        return "memory"
+    return "device" if isinstance(error, (DeviceError, torch.AcceleratorError)) else "input"
 
 
 def _cpu_has_bfloat16() -> bool:

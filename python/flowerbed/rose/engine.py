@@ -198,11 +198,9 @@ class Engine:
         Raises:
             ModelError: The model gives no good vectors.
         """
-        max_length = self.folder.text.max_length
+        row = RowFormat(self.folder.dimensions)
         for num_tokens in WARM_UP_TOKENS:
-            lengths = [max_length] * (num_tokens // max_length) + [num_tokens % max_length]
-            sequences = [[0] * length for length in lengths if length]
-            batch = PackedBatch.build(sequences, RowFormat(self.folder.dimensions))
+            batch = PackedBatch.blank(num_tokens, self.folder.text.max_length, row)
             statuses = self.step(batch).numpy()[batch.num_result_bytes :]
             if statuses.any():
                 what = "not finite" if STATUS_NOT_FINITE in statuses else "all zero"

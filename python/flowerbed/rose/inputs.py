@@ -184,6 +184,13 @@ class PackedBatch:
             head=head,
         )
 
+    @classmethod
+    def blank(cls, num_tokens: int, seqlen: int, row: RowFormat) -> Self:
+        """As many tokens, all of id 0, in sequences of `seqlen` and one of the rest."""
+        num_whole, rest = divmod(num_tokens, seqlen)
+        lengths = [seqlen] * num_whole + [rest] * (rest > 0)
+        return cls.build([[0] * length for length in lengths], row)
+
     @property
     def num_tokens(self) -> int:
         """Tokens of all sequences."""

@@ -14,7 +14,7 @@ use flowerbed_protocol::v1::inference_client::InferenceClient;
 use flowerbed_protocol::{packed, v1};
 use flowerbed_tulip::batch::Batch;
 use flowerbed_tulip::config::Head;
-use flowerbed_tulip::{PendingRows, Pull, SERVICE_NAME, Tulip, WorkerConfig};
+use flowerbed_tulip::{PendingRows, Pull, SERVICE_NAME, StepFault, Tulip, WorkerConfig};
 use tempfile::TempDir;
 use tonic::transport::{Channel, Endpoint};
 use tonic_health::pb::HealthCheckRequest;
@@ -27,6 +27,8 @@ pub(crate) const TOKEN_DIMENSIONS: u32 = 6;
 pub(crate) const VOCAB: u32 = 1_000;
 /// A batch that holds this id makes the fake step raise.
 pub(crate) const POISON: u32 = 666;
+/// There is never enough memory for a batch that holds this id.
+pub(crate) const HUGE: u32 = 888;
 /// The id of Tulip's own probes.
 const PROBE: u32 = 1;
 /// A sequence that holds this id gets a row that is not finite.
@@ -82,7 +84,9 @@ impl Worker {
         Self::start_engine(change, give_up, move |tulip, batch| {
             std::thread::sleep(step_time);
             if batch.ids.contains(&poison) {
-                tulip.failed(batch.id, "poison".to_owned(), false);
+                tulip.failed(batch.id, "poison".to_owned(), StepFault::Input);
+            } else if batch.ids.contains(&HUGE) {
+                tulip.failed(batch.id, "no memory".to_owned(), StepFault::Memory);
             } else {
                 let rows = Box::new(Rows(fake_step(&batch)));
                 tulip.launched(batch.id, rows, "eager".to_owned(), 0);

@@ -1,0 +1,50 @@
+//! Why a step raised, and what those are told whose input it was.
+
+use std::time::Duration;
+
+use flowerbed_protocol::{Error, ErrorKind};
+
+use crate::metrics::Shed;
+
+/// Why `step` raised. Without a fault of the device its batch is run again in halves, until the
+/// culprit is alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepFault {
+    /// A sequence cannot be run.
+    Input,
+    /// There was not enough memory; halves need less.
+    Memory,
+    /// The device cannot be used any more.
+    Device,
+}
+
+impl StepFault {
+    /// What a sequence gets that failed alone.
+    pub(crate) fn error(self) -> Error {
+        match self {
+            Self::Input => {
+                let message = "the model failed on this input; the server's log says why";
+                Error::new(ErrorKind::EngineFailed, message)
+            }
+            Self::Memory => unavailable(
+                "there is not enough memory for this input, even alone; try again later, or send \
+                 a shorter one",
+            ),
+            Self::Device => unavailable("the device failed; this worker restarts"),
+        }
+    }
+
+    /// What its chunk is counted under.
+    pub(crate) fn shed(self) -> Shed {
+        match self {
+            Self::Input => Shed::EngineFailed,
+            Self::Memory => Shed::OutOfMemory,
+            Self::Device => Shed::Unavailable,
+        }
+    }
+}
+
+/// The worker cannot now, but may soon.
+pub(crate) fn unavailable(message: &str) -> Error {
+    Error::new(ErrorKind::Unavailable, message).after(Duration::from_secs(1))
+}
