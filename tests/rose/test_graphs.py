@@ -44,7 +44,7 @@ class Fixture:
 
 
 def test_buckets_grow_coarser_and_reach_the_largest_step() -> None:
-    assert token_buckets(130) == (64, 128, 192)
+    assert token_buckets(130) == (32, 64, 128, 192)
     assert token_buckets(2_048)[-5:] == (1_024, 1_280, 1_536, 1_792, 2_048)
     assert token_buckets(6_000)[-3:] == (4_096, 5_120, 6_144)
 
@@ -52,7 +52,8 @@ def test_buckets_grow_coarser_and_reach_the_largest_step() -> None:
 @pytest.mark.parametrize(
     ("num_tokens", "num_slots", "key"),
     [
-        (1, 1, GraphKey(64, 16, 64)),
+        (1, 1, GraphKey(32, 16, 32)),
+        (33, 1, GraphKey(64, 16, 64)),
         (64, 16, GraphKey(64, 16, 64)),
         (65, 17, GraphKey(128, 64, 128)),
         (1_025, 64, GraphKey(1_280, 64, 1_280)),
