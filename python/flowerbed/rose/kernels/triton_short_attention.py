@@ -18,7 +18,11 @@ from flowerbed.rose.kernels.triton_early_start import wait_for_inputs
 NUM_QUERIES = 16
 """Tokens of a program; what a tensor core takes at least."""
 MIN_BLOCK = 16
-NUM_WARPS = 4
+
+
+def _num_warps(keys: int) -> int:
+    """More than 64 turned keys do not fit the registers of four warps."""
+    return 4 if keys <= 64 else 8
 
 
 @triton.jit
@@ -137,6 +141,7 @@ def short_attention(
     check_contiguous("qkv", qkv)
     num_tokens, (num_heads, num_kv_heads) = qkv.shape[0], heads
     half = tables[0].shape[1]
+    keys = max(power_of_two(num_tokens), MIN_BLOCK)
     out = torch.empty((num_tokens, num_heads * 2 * half), dtype=qkv.dtype, device=qkv.device)
     early = starts_early(qkv.device)
     _short_attention_kernel[(num_heads, triton.cdiv(num_tokens, NUM_QUERIES))](
@@ -153,11 +158,11 @@ def short_attention(
         HALF=half,
         PAIRS=max(power_of_two(half), MIN_BLOCK),
         QUERIES=NUM_QUERIES,
-        KEYS=max(power_of_two(num_tokens), MIN_BLOCK),
+        KEYS=keys,
         CAUSAL=causal,
         WINDOW=-1 if window is None else window,
         EARLY=early,
-        num_warps=NUM_WARPS,
+        num_warps=_num_warps(keys),
         launch_pdl=early,
     )
     return out
@@ -189,7 +194,7 @@ COMPILE_CASES = {
                 "WINDOW": window,
                 "EARLY": early,
             },
-            {"num_warps": NUM_WARPS},
+            {"num_warps": _num_warps(keys)},
             MIN_CAPABILITY if early else (8, 0),
         )
         for keys in (16, 32, 64, 128)
