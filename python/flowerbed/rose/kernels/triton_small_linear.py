@@ -267,7 +267,7 @@ def _tile(x: Tensor, num_tokens: int) -> _Tile:
 _TYPES = {"x": "*x", "weight": "*x", "num_tokens": "i32"}
 _OPTIONS = {"num_warps": NUM_WARPS}
 _EARLY = [(False, False, (8, 0)), (True, True, MIN_CAPABILITY)]
-_ROWS = [(16, 32), (32, 32), (64, 32), (64, 64)]
+_ROWS = [(16, 32), (64, 64)]
 COMPILE_CASES = {
     "_linear_kernel": [
         CompileCase(
@@ -305,7 +305,7 @@ COMPILE_CASES = {
             _OPTIONS,
             capability,
         )
-        for rows in (16, 32, 64)
+        for rows in (16, 64)
         for early, _, capability in _EARLY
     ],
     "_add_parts_rms_norm_kernel": [
