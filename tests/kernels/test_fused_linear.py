@@ -19,6 +19,9 @@ THETA = 1e6
 WIDTH = (HEADS[0] + 2 * HEADS[1]) * DIM
 MAX_POSITION = 4_096
 
+# flash-attn-4 and quack import the compiler of torch, which warns of its own code.
+WARNS = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
 
 def rope_tensors(num_rows, hidden, dtype, device):
     """x, the weight as loaded, the norms' weights, positions."""
@@ -153,6 +156,7 @@ def poison(device):
 
 
 @pytest.mark.gpu
+@WARNS
 @pytest.mark.parametrize(("hidden", "inner"), SIZES)
 def test_feed_forward_kernels_round_once(hidden, inner, quack, monkeypatch):
     for name in ("SWIGLU", "BIAS_GELU"):
@@ -182,6 +186,7 @@ def test_feed_forward_kernels_round_once(hidden, inner, quack, monkeypatch):
 
 
 @pytest.mark.gpu
+@WARNS
 def test_norm_and_rotation_round_once(quack):
     x, weight, norms, positions = rope_tensors(2_049, 1_024, torch.bfloat16, quack)
     weights = fused_linear.norm_rope_weights(weight, norms, HEADS, THETA, EPS)
@@ -193,6 +198,7 @@ def test_norm_and_rotation_round_once(quack):
 
 
 @pytest.mark.gpu
+@WARNS
 def test_a_graph_replays_them_on_other_rows(quack):
     x, weight, norms, positions = rope_tensors(1_024, 1_024, torch.bfloat16, quack)
     weights = fused_linear.norm_rope_weights(weight, norms, HEADS, THETA, EPS)

@@ -75,9 +75,16 @@ class Engine:
             "online": torch.cuda.Stream(priority=-1),
             "normal": torch.cuda.Stream(priority=0),
         }
-        # The first launch of a kernel may wait for what runs.
-        for lengths in ([1], [3], [64], [300], [2, 30]):
-            _rows([1] * sum(lengths), [0, *np.cumsum(lengths).tolist()])
+        # The first launch of a kernel may wait for what runs, and so may memory that a stream has not
+        # had before.
+        for stream in self._streams.values():
+            with torch.cuda.stream(stream):
+                held = [
+                    _rows([1] * sum(lengths), [0, *np.cumsum(lengths).tolist()])
+                    for lengths in ([1], [3], [64], [300], [2, 30]) * 2
+                ]
+            stream.synchronize()
+            held.clear()
         self._cycles = cycles_a_second()
 
     def step(self, batch: Any) -> Rows:
