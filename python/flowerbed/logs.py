@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import select
 import sys
 from datetime import UTC, datetime
 from types import TracebackType
@@ -17,6 +18,10 @@ from flowerbed.config import LogFormat, LogLevel
 
 _LEVELS = {"WARNING": "WARN", "CRITICAL": "ERROR"}
 """The Rust core's words."""
+_PATIENCE_MS = 100
+"""A reader that is merely slow catches up."""
+_PIECE_CHARS = 1_000
+"""A pipe that has any room has room for 4,096 bytes."""
 
 
 def setup(log_format: LogFormat, level: LogLevel = LogLevel.INFO) -> None:
@@ -41,11 +46,43 @@ def _log_exception(
 
 
 class _Stderr(logging.Handler):
-    """Looks stderr up at each line, so that a progress display can stand in for it."""
+    """Looks stderr up at each line, so that a progress display can stand in for it.
+
+    A reader that has gone ends nothing, and one that stalls, as a stopped pager does, holds nothing
+    up: lines without room are dropped, and counted in the log once it is read again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._num_dropped = 0  # since the last line that was written
 
     def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError):  # a log that nobody reads any more ends no server
-            print(self.format(record), file=sys.stderr, flush=True)  # noqa: T201 (this is the log)
+        if not _has_room(_PATIENCE_MS if self._num_dropped == 0 else 0):
+            self._num_dropped += 1
+            return
+        if self._num_dropped > 0:
+            message = f"nobody read the log: {self._num_dropped} lines are missing"
+            self._num_dropped = 0
+            missing = {"name": "flowerbed", "levelname": "WARNING", "msg": message}
+            self._write(self.format(logging.makeLogRecord(missing)))
+        self._write(self.format(record))
+
+    def _write(self, line: str) -> None:
+        text = f"{line}\n"
+        with contextlib.suppress(OSError):
+            for start in range(0, len(text), _PIECE_CHARS):
+                if start > 0 and not _has_room(0):
+                    return
+                print(text[start : start + _PIECE_CHARS], end="", file=sys.stderr, flush=True)  # noqa: T201 (this is the log)
+
+
+def _has_room(timeout_ms: int) -> bool:
+    """Whether stderr takes a piece at once. What stands in for it does, and so does a broken one."""
+    if sys.stderr is not sys.__stderr__ or sys.stderr is None:
+        return True
+    polled = select.poll()
+    polled.register(sys.stderr, select.POLLOUT)
+    return bool(polled.poll(timeout_ms))
 
 
 class TextLines(logging.Formatter):

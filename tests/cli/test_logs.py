@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import sys
 import warnings
@@ -74,3 +75,19 @@ def test_other_libraries_speak_only_when_something_is_wrong(capsys):
     logging.getLogger("some.library").info("chatter")
     logger.debug("detail")
     assert capsys.readouterr().err == ""
+
+
+def test_lines_without_room_are_dropped_and_counted_once_somebody_reads(monkeypatch):
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb", buffering=0) as reader, os.fdopen(writing, "w") as pipe:
+        monkeypatch.setattr(sys, "stderr", pipe)
+        monkeypatch.setattr(sys, "__stderr__", pipe)
+        logs.setup(LogFormat.TEXT)
+        for number in range(2_000):  # a pipe holds 64 KiB
+            logger.warning("line %d of too many", number)
+        written = reader.read(1 << 20).splitlines()
+        logger.warning("x" * 10_000)
+        missing, long = reader.read(1 << 20).decode().splitlines()
+    assert 100 < len(written) < 2_000
+    assert f"nobody read the log: {2_000 - len(written)} lines are missing" in missing
+    assert long.endswith("x" * 10_000)

@@ -75,6 +75,34 @@ def test_a_log_that_takes_no_more_lines_ends_nothing(tmp_path: Path) -> None:
         assert system.stop() == 0
 
 
+@pytest.mark.timeout(120)
+def test_a_log_reader_that_stalls_holds_nothing_up(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    os.mkfifo(log)
+    with open(log, "rb", buffering=0, opener=without_waiting) as reader:
+        command = flowerbed("serve", "--port", "0", "--device", "cpu", "--log-level", "debug")
+        with running(command, log) as system, httpx2.Client(base_url=system.address) as client:
+
+            def fill_the_pipe() -> None:
+                for _ in range(1_000):  # a line each; 64 KiB hold half of them
+                    assert client.get("/health").status_code == 200
+
+            fill_the_pipe()
+            assert system.embed("x").status_code == 200
+            assert b"nobody read the log" not in reader.read(1 << 20)
+            assert system.embed("x").status_code == 200
+            assert b"nobody read the log: lines are missing" in reader.read(1 << 20)
+            fill_the_pipe()
+            kill(system, "worker-0")  # the supervisor has something to say
+            until(lambda: not system.is_ready(), 5.0)
+            until(system.is_ready)
+            assert system.stop(10.0) == 0
+
+
+def without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "hint"),
     [

@@ -7,6 +7,7 @@ mod py_batch;
 mod py_gateway;
 mod py_logging;
 mod py_server;
+mod stderr;
 
 use std::io;
 use std::time::Duration;

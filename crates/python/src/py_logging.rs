@@ -7,6 +7,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tracing_subscriber::EnvFilter;
 
+use crate::stderr::Stderr;
+
 /// Sends the core's logs to stderr as `text` or `json`. Later calls change nothing.
 #[pyfunction]
 pub(crate) fn init_logging(log_format: &str, level: &str) -> PyResult<()> {
@@ -17,7 +19,7 @@ pub(crate) fn init_logging(log_format: &str, level: &str) -> PyResult<()> {
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
         .log_internal_errors(false) // where nobody reads stderr any more, telling so would panic
-        .with_writer(std::io::stderr);
+        .with_writer(|| Stderr);
     // An error means that a subscriber is set already, which the docstring promises to accept.
     let _ = match log_format {
         "json" => builder
