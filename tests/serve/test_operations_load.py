@@ -1,4 +1,5 @@
-"""OP-07, OP-09 and OP-13: callers that hang up, callers that are too many, lengths of every kind."""
+"""OP-07, OP-09, OP-13 and OP-20: callers that hang up, callers that are too many, lengths of every
+kind."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from statistics import median
 from urllib.parse import SplitResult, urlsplit
 
 import httpx2
+import numpy as np
 import pytest
 
 from flowerbed.background import RunningServer
@@ -155,3 +157,22 @@ def test_OP_13_mixed_lengths_from_many_callers_are_all_answered(
     assert len(done) >= 72
     moments = [started, *sorted(done)]
     assert max(b - a for a, b in pairwise(moments)) < 5.0, "no progress"
+
+
+def test_OP_20_31_short_texts_and_a_long_one_are_not_padded_to_one_length(
+    system: System, http: Http, golden: None
+) -> None:
+    inputs = [*(f"a text of number {number}" for number in range(31)), "word " * 300]
+    alone = np.concatenate([http.embed(text) for text in inputs])
+    padding, steps = padding_and_steps(system)
+    np.testing.assert_allclose(http.embed(inputs), alone, atol=1e-5)
+    more_padding, more_steps = padding_and_steps(system)
+    # A step is padded at its end to a multiple of 64 tokens; a common length would take 7,000.
+    assert more_padding - padding < 64 * (more_steps - steps)
+
+
+def padding_and_steps(system: System) -> tuple[float, float]:
+    name = "flowerbed_step_tokens"
+    return system.metric(f"{name}_sum", kind="padding"), system.metric(
+        f"{name}_count", kind="padding"
+    )
