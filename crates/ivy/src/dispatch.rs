@@ -90,7 +90,8 @@ impl Dispatch<'_> {
         self.check(response, sequences)
     }
 
-    /// Runs a chunk; once more elsewhere, if one replica cannot and another may.
+    /// Runs a chunk; once more elsewhere, if one replica cannot and another may. Not where an input is
+    /// named: it may have been what hurt the first.
     async fn run_somewhere(&self, message: RunRequest, cost: u64) -> Result<RunResponse, Error> {
         let space = self.group.space();
         let (replica, session) = self
@@ -102,7 +103,7 @@ impl Dispatch<'_> {
             .run(&session, message.clone(), &self.ask.options)
             .await
         {
-            Err(error) if error.kind.is_retryable() => error,
+            Err(error) if error.kind.is_retryable() && error.index.is_none() => error,
             result => return result,
         };
         drop(outstanding);

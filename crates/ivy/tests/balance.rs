@@ -118,6 +118,22 @@ fn an_error_of_the_engine_is_not_tried_again() {
 }
 
 #[test]
+fn what_may_have_hurt_one_replica_is_not_given_to_another() {
+    let hurt = || {
+        let mut behaviour = with_error(ErrorKind::Unavailable);
+        behaviour.error = behaviour.error.map(|error| error.at_index(0));
+        behaviour
+    };
+    let first = Tulip::start_at("127.0.0.1:0", hurt());
+    let second = Tulip::start_at("127.0.0.1:0", hurt());
+    let ivy = over_both(&first, &second);
+    let answer = ivy.embed(&json!({"input": "a"}));
+    assert_eq!(answer.status, 503);
+    assert!(answer.header("retry-after").is_some());
+    assert_eq!(first.calls().len() + second.calls().len(), 1);
+}
+
+#[test]
 fn chunks_of_one_request_never_mix_spaces() {
     let mut other = Behaviour::default();
     other.info.space = "space-b".to_owned();

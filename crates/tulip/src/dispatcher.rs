@@ -162,7 +162,7 @@ impl Dispatcher {
             } => {
                 self.fail(batch_id, &reason, fault);
             }
-            Command::GiveUp(reason) => self.device_fault(&reason),
+            Command::GiveUp(reason) => self.device_fault(&reason, None),
             Command::Drain => self.state.set_draining(),
             Command::Cut => self.cut(),
         }
@@ -312,7 +312,7 @@ impl Dispatcher {
                 return;
             }
             Err(reason) => {
-                self.device_fault(&reason);
+                self.device_fault(&reason, Some(&batch));
                 return;
             }
         };
@@ -374,7 +374,7 @@ impl Dispatcher {
             return;
         };
         if fault == StepFault::Device {
-            self.device_fault(reason);
+            self.device_fault(reason, Some(&batch));
             return;
         }
         let num_sequences = batch.num_sequences();
@@ -407,21 +407,25 @@ impl Dispatcher {
         let now = Instant::now();
         let last = self.last_out_of_memory.replace(now);
         if last.is_some_and(|last| now.duration_since(last) < OUT_OF_MEMORY_SPAN) {
-            self.device_fault("out of memory twice within a minute");
+            self.device_fault("out of memory twice within a minute", None);
         }
     }
 
-    /// Only a restart mends this: nobody who waits here will be served.
-    fn device_fault(&mut self, reason: &str) {
+    /// Only a restart mends this: nobody who waits here will be served. What was in flight, `failed`
+    /// included, is told so, since it may be the cause and is not to be tried elsewhere.
+    fn device_fault(&mut self, reason: &str, failed: Option<&Batch>) {
         tracing::error!(
             reason,
             jobs = self.jobs.len(),
             "the device failed; this worker must restart"
         );
         self.state.set_faulted();
-        for (_, job) in self.jobs.drain() {
+        let flights = self.in_flight.values().map(|flight| &flight.batch);
+        let picks = flights.chain(failed).flat_map(|batch| &batch.plan.picks);
+        let ran: HashMap<_, _> = picks.map(|pick| (pick.job, pick.first)).collect();
+        for (id, job) in self.jobs.drain() {
             self.metrics.shed(StepFault::Device.shed());
-            job.fail(StepFault::Device.error());
+            job.fail(StepFault::lost(ran.get(&id).copied()));
         }
     }
 
@@ -470,17 +474,9 @@ impl Dispatcher {
     /// Answers jobs that the scheduler dropped.
     fn forget(&mut self, dropped: Vec<JobId>) {
         for id in dropped {
-            let Some(job) = self.jobs.remove(&id) else {
-                continue;
-            };
-            let has_hung_up = job.has_hung_up();
-            self.metrics.shed(if has_hung_up {
-                Shed::Cancelled
-            } else {
-                Shed::DeadlineExceeded
-            });
-            let message = "the deadline passed while the request was queued";
-            job.fail(Error::new(ErrorKind::DeadlineExceeded, message));
+            if let Some(job) = self.jobs.remove(&id) {
+                self.metrics.shed(job.expire());
+            }
         }
     }
 

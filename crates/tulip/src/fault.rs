@@ -34,6 +34,18 @@ impl StepFault {
         }
     }
 
+    /// What a sequence gets whose worker must restart: `in_flight` is its index if the device was at work
+    /// on it, which may be why.
+    pub(crate) fn lost(in_flight: Option<usize>) -> Error {
+        let Some(index) = in_flight else {
+            return Self::Device.error();
+        };
+        unavailable(
+            "the device failed while it worked on this input and others; the worker restarts",
+        )
+        .at_index(u32::try_from(index).unwrap_or(u32::MAX))
+    }
+
     /// What its chunk is counted under.
     pub(crate) fn shed(self) -> Shed {
         match self {

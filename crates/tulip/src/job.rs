@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use crate::batch::RowRun;
 use crate::chunk::Chunk;
 use crate::config::Head;
+use crate::metrics::Shed;
 use crate::scheduler::Pick;
 
 /// What the handler of a call waits for.
@@ -168,6 +169,18 @@ impl JobState {
             .map(|row| u32::try_from(row).unwrap_or(u32::MAX))
             .collect();
         packed::from_u32s(&offsets)
+    }
+
+    /// Answers a job that is not wanted any more: its caller hung up, or its deadline passed.
+    pub(crate) fn expire(self) -> Shed {
+        let shed = if self.has_hung_up() {
+            Shed::Cancelled
+        } else {
+            Shed::DeadlineExceeded
+        };
+        let message = "the deadline passed while the request was queued";
+        self.fail(Error::new(ErrorKind::DeadlineExceeded, message));
+        shed
     }
 
     /// Answers with an error.
