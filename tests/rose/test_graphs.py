@@ -23,6 +23,7 @@ class FakeGraph:
 class Fixture:
     def __init__(self, when: GraphCapture, *, is_tight: bool = False, limit: int = 1 << 40) -> None:
         self.captured: list[GraphKey] = []
+        self.fails_at: GraphKey | None = None
         self.cache = GraphCache(
             Grid(token_buckets(2_048), (16, 64), is_bound_tight=is_tight),
             when=when,
@@ -31,6 +32,8 @@ class Fixture:
         )
 
     def capture(self, key: GraphKey) -> FakeGraph:
+        if key == self.fails_at:
+            raise RuntimeError("out of memory")
         self.captured.append(key)
         return FakeGraph()
 
@@ -118,6 +121,20 @@ def test_at_start_the_memory_limit_ends_the_capture(caplog: pytest.LogCaptureFix
     assert len(fixture.captured) == 3
     assert "--graph-memory-mb" in caplog.text
     assert fixture.run(64)[1] == "eager"
+
+
+@pytest.mark.parametrize("when", [GraphCapture.START, GraphCapture.LAZY])
+def test_a_size_that_cannot_be_captured_runs_without_a_graph(when: GraphCapture) -> None:
+    fixture = Fixture(when)
+    fixture.fails_at = GraphKey(128, 16, 128)
+    fixture.cache.capture_all()
+    assert [fixture.run(100)[1] for _ in range(4)] == ["eager"] * 4
+    assert [fixture.run(64)[1] for _ in range(3)][-1] == "replay"
+
+
+def test_the_padding_counts_for_a_tight_bound() -> None:
+    cache = Fixture(GraphCapture.LAZY, is_tight=True).cache
+    assert cache.key(1_030, 16, 17) == GraphKey(1_280, 16, 256)
 
 
 def test_off_nothing_has_a_key() -> None:

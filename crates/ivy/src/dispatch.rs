@@ -1,4 +1,4 @@
-//! Runs the sequences of one request: in chunks, at once, each on the replica with less in hand.
+//! Runs the sequences of one request: in chunks, some at once, each on the replica with less in hand.
 //!
 //! All chunks stay in one space. Futures only: when the caller goes, everything here is dropped.
 
@@ -10,13 +10,17 @@ use flowerbed_protocol::v1::{
 };
 use flowerbed_protocol::{Error, ErrorKind, packed};
 use flowerbed_text::Sequence;
-use futures::future::try_join_all;
+use futures::stream::{self, StreamExt, TryStreamExt};
 
 use crate::error::internal;
 use crate::form::Names;
 use crate::pool::{Group, Pool};
 use crate::replica::CallOptions;
 use crate::split::{ChunkLimits, split};
+
+/// Chunks of one request that a replica has at once: enough to be busy, and far less than its queue holds,
+/// which would refuse what was admitted as a whole.
+const CHUNKS_AT_ONCE: usize = 12;
 
 /// What is asked of every chunk of one request.
 #[derive(Clone, Debug)]
@@ -73,7 +77,10 @@ impl Dispatch<'_> {
             let cost = costs[range.clone()].iter().sum();
             self.run_chunk(&sequences[range.clone()], range, cost)
         });
-        try_join_all(chunks).await
+        stream::iter(chunks)
+            .buffered(CHUNKS_AT_ONCE * self.group.live.len().max(1))
+            .try_collect()
+            .await
     }
 
     async fn run_chunk(

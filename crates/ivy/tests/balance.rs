@@ -118,6 +118,25 @@ fn an_error_of_the_engine_is_not_tried_again() {
 }
 
 #[test]
+fn a_large_request_is_not_put_into_the_queues_of_its_replicas_all_at_once() {
+    let slow = || Behaviour {
+        delay: Duration::from_millis(500),
+        ..Behaviour::default()
+    };
+    let first = Tulip::start_at("127.0.0.1:0", slow());
+    let second = Tulip::start_at("127.0.0.1:0", slow());
+    let ivy = over_both(&first, &second);
+    let num_calls = || first.calls().len() + second.calls().len();
+    thread::scope(|scope| {
+        let request = scope.spawn(|| ivy.vectors(&json!({"input": vec!["a ".repeat(100); 400]})));
+        eventually("the replicas are busy", || num_calls() >= 20);
+        assert!(num_calls() <= 24, "{} chunks at once", num_calls());
+        assert_eq!(request.join().unwrap().len(), 400);
+    });
+    assert!(num_calls() > 60);
+}
+
+#[test]
 fn what_may_have_hurt_one_replica_is_not_given_to_another() {
     let hurt = || {
         let mut behaviour = with_error(ErrorKind::Unavailable);

@@ -13,10 +13,10 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::batch::Batch;
-use crate::chunk::Chunk;
+use crate::command::{Command, CommandSender, Submission};
 use crate::config::WorkerConfig;
 use crate::fault::{StepFault, unavailable};
-use crate::job::{JobState, Reply, StepTimes};
+use crate::job::{JobState, STATUS_NOT_FINITE, StepTimes};
 use crate::metrics::{Metrics, Shed};
 use crate::scheduler::{Job, JobId, Lane, Pick, Plan, Scheduler, StepLimits, Stream};
 use crate::state::State;
@@ -29,42 +29,6 @@ const COMMANDS: usize = 1_024;
 const OUT_OF_MEMORY_SPAN: Duration = Duration::from_secs(60);
 /// Work of callers that hung up is freed this soon, or within a step if that takes longer.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(20);
-
-/// The way to the dispatcher.
-pub(crate) type CommandSender = mpsc::Sender<Command>;
-
-/// What others ask of the dispatcher.
-#[derive(Debug)]
-pub(crate) enum Command {
-    /// Queue a chunk, or refuse it.
-    Submit(Submission),
-    /// Python wants a batch; the sender is dropped when there will be none any more.
-    NextBatch(SyncSender<Batch>),
-    /// The device is done with a step.
-    Completed(Completed),
-    /// `step` raised.
-    Failed {
-        batch_id: u64,
-        reason: String,
-        fault: StepFault,
-    },
-    /// The device or what drives it is beyond repair: nobody who waits here will be served.
-    GiveUp(String),
-    /// Take no more work, finish what is queued.
-    Drain,
-    /// The time for that is over: whoever still waits is refused.
-    Cut,
-}
-
-/// A chunk and who waits for it.
-#[derive(Debug)]
-pub(crate) struct Submission {
-    pub(crate) chunk: Chunk,
-    pub(crate) deadline: Instant,
-    pub(crate) reply: Reply,
-    /// A probe goes before all others and is never refused.
-    pub(crate) is_probe: bool,
-}
 
 /// See the module.
 #[derive(Debug)]
@@ -337,6 +301,12 @@ impl Dispatcher {
             .step(&times.mode, times.ran_for, times.copied_in);
         self.metrics
             .step_tokens(batch.ids.len(), times.padding_tokens);
+        // Kernels may mix what is no number into the rows beside it: only its own input is to fail.
+        if rows[batch.num_result_bytes..].contains(&STATUS_NOT_FINITE)
+            && self.rerun_in_halves(&batch)
+        {
+            return;
+        }
         self.store_rows(&batch, &rows);
         for pick in &batch.plan.picks {
             let Some(job) = self.jobs.get_mut(&pick.job) else {
@@ -379,11 +349,15 @@ impl Dispatcher {
         }
         let num_sequences = batch.num_sequences();
         tracing::error!(batch = batch_id, num_sequences, reason, "a step failed");
-        let jobs = &self.jobs;
-        let cost_of = |pick: &Pick| jobs.get(&pick.job).map_or(0, |job| job.cost_of(pick));
-        if !self.scheduler.rerun_in_halves(batch.plan.clone(), cost_of) {
+        if !self.rerun_in_halves(&batch) {
             self.fail_all(&batch, reason, fault);
         }
+    }
+
+    fn rerun_in_halves(&mut self, batch: &Batch) -> bool {
+        let jobs = &self.jobs;
+        let cost_of = |pick: &Pick| jobs.get(&pick.job).map_or(0, |job| job.cost_of(pick));
+        self.scheduler.rerun_in_halves(batch.plan.clone(), cost_of)
     }
 
     fn fail_all(&mut self, batch: &Batch, reason: &str, fault: StepFault) {

@@ -13,8 +13,8 @@ use tokio::time::Instant;
 use tonic_health::server::HealthReporter;
 
 use crate::chunk::Chunk;
+use crate::command::{Command, CommandSender, Submission};
 use crate::config::WorkerConfig;
-use crate::dispatcher::{Command, CommandSender, Submission};
 use crate::metrics::Metrics;
 use crate::state::{Phase, State};
 

@@ -42,7 +42,7 @@ pub(crate) struct StepTimes {
 
 /// Status bytes that follow the rows of a step.
 const STATUS_GOOD: u8 = 0;
-const STATUS_NOT_FINITE: u8 = 1;
+pub(crate) const STATUS_NOT_FINITE: u8 = 1;
 
 // === impl JobState ===
 

@@ -9,6 +9,7 @@
 
 pub mod batch;
 pub mod chunk;
+mod command;
 pub mod config;
 pub mod cuda;
 mod deadline;

@@ -20,9 +20,10 @@ use tonic::service::interceptor::InterceptedService;
 use tonic_health::server::HealthReporter;
 
 use crate::batch::Batch;
+use crate::command::{Command, CommandSender};
 use crate::config::WorkerConfig;
 use crate::deadline;
-use crate::dispatcher::{Command, CommandSender, Dispatcher};
+use crate::dispatcher::Dispatcher;
 use crate::fault::StepFault;
 use crate::health::{Health, SERVICE_NAME};
 use crate::listener::Listener;

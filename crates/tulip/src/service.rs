@@ -11,9 +11,9 @@ use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
 use crate::chunk::Chunk;
+use crate::command::{Command, CommandSender, Submission};
 use crate::config::WorkerConfig;
 use crate::deadline::Deadline;
-use crate::dispatcher::{Command, CommandSender, Submission};
 use crate::state::State;
 
 /// See the module.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use crate::dispatcher::{Command, CommandSender};
+use crate::command::{Command, CommandSender};
 use crate::scheduler::Stream;
 
 /// The rows of a step that was launched, perhaps still being computed.

@@ -7,7 +7,7 @@ mod support;
 use std::time::Duration;
 
 use flowerbed_protocol::{Error, ErrorKind, packed, v1};
-use support::{HUGE, Worker, request, row_of, rows};
+use support::{HUGE, SPOILS, Worker, request, row_of, rows};
 use tokio::time::Instant;
 
 fn on_lane(mut request: v1::RunRequest, lane: v1::Lane) -> v1::RunRequest {
@@ -41,6 +41,34 @@ async fn a_full_bulk_lane_turns_no_query_away() {
         refused += usize::from(call.await.unwrap().is_err());
     }
     assert!(refused > 0, "the bulk lane was not full");
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_no_number_fails_its_own_request_only() {
+    let worker = Worker::start(|_| {}, Duration::from_millis(50));
+    let client = worker.client().await;
+    let ask = |ids: u32| {
+        let mut client = client.clone();
+        tokio::spawn(async move { client.run(request(&[&[5, ids], &[6]])).await })
+    };
+    let busy = ask(1); // the others share the next step
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let calls = [ask(2), ask(SPOILS), ask(3), ask(4)];
+    busy.await.unwrap().unwrap();
+    for (call, id) in calls.into_iter().zip([2, SPOILS, 3, 4]) {
+        match call.await.unwrap() {
+            Ok(answer) => {
+                let found = rows(&answer.into_inner().outputs[0]);
+                assert_eq!(found, [row_of(&[5, id]), row_of(&[6])]);
+            }
+            Err(status) => {
+                let error = Error::from(&status);
+                assert_eq!((id, error.kind), (SPOILS, ErrorKind::EngineFailed));
+                assert_eq!(error.index, Some(0));
+            }
+        }
+    }
     worker.stop().await;
 }
 

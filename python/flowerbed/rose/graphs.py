@@ -101,6 +101,7 @@ class GraphCache:
         self._capture = capture
         self._graphs: OrderedDict[GraphKey, Graph] = OrderedDict()  # least recently used first
         self._seen: set[GraphKey] = set()
+        self._refused: set[GraphKey] = set()  # keys whose capture failed; their steps run eagerly
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -118,7 +119,8 @@ class GraphCache:
         tokens = self._grid.buckets[bucket]
         bound = tokens
         if self._grid.is_bound_tight:
-            bound = min(tokens, 1 << max(6, (max_seqlen - 1).bit_length()))
+            longest = max(64, max_seqlen, tokens - num_tokens)  # the padding is a sequence, too
+            bound = min(tokens, 1 << (longest - 1).bit_length())
         return GraphKey(tokens, self._grid.slot_classes[slots], bound)
 
     def capture_all(self) -> None:
@@ -142,7 +144,7 @@ class GraphCache:
         found = self._graphs.get(wanted)
         mode = "replay"
         key = wanted
-        if found is None and self._when is GraphCapture.LAZY:
+        if found is None and self._when is GraphCapture.LAZY and wanted not in self._refused:
             if wanted in self._seen:
                 found, mode = self._add(wanted), "capture"
             else:
@@ -171,11 +173,17 @@ class GraphCache:
         )
         return min(fitting, default=wanted)
 
-    def _add(self, key: GraphKey) -> Graph:
+    def _add(self, key: GraphKey) -> Graph | None:
+        """The key's new graph; None if it cannot be captured, which happens once to a key."""
         while self._graphs and self.num_bytes >= self._memory_limit:
             _, dropped = self._graphs.popitem(last=False)
             self.num_bytes -= dropped.num_bytes
-        graph = self._capture(key)
+        try:
+            graph = self._capture(key)
+        except RuntimeError:  # torch's out of memory is one
+            log.exception("%s cannot be captured; such steps run without a graph", key)
+            self._refused.add(key)
+            return None
         self._graphs[key] = graph
         self.num_bytes += graph.num_bytes
         return graph

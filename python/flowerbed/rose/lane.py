@@ -192,11 +192,15 @@ class Lane:
             with self._device.on(self._stream):
                 self._run_padding(key)
             self._built.add(kernels)
-        return self._device.capture(
-            self._stream,
-            self._pool,
-            lambda: self._model.forward(inputs, EMBED_HEAD, key.max_seqlen, self._all_results),
-        )
+        try:
+            return self._device.capture(
+                self._stream,
+                self._pool,
+                lambda: self._model.forward(inputs, EMBED_HEAD, key.max_seqlen, self._all_results),
+            )
+        except RuntimeError:
+            self._pool = self._device.pool()  # that of a broken capture cannot be used again
+            raise
 
     @property
     def _all_results(self) -> Tensor:

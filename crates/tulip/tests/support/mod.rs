@@ -33,6 +33,8 @@ pub(crate) const HUGE: u32 = 888;
 const PROBE: u32 = 1;
 /// A sequence that holds this id gets a row that is not finite.
 pub(crate) const NAN: u32 = 777;
+/// And this one spoils the rows of all that are in its step, as kernels may that read whole tiles.
+pub(crate) const SPOILS: u32 = 779;
 
 pub(crate) struct Worker {
     pub(crate) tulip: Arc<Tulip>,
@@ -213,6 +215,7 @@ impl PendingRows for Rows {
 pub(crate) fn fake_step(batch: &Batch) -> Bytes {
     let mut rows = Vec::new();
     let mut statuses = Vec::new();
+    let are_spoiled = batch.ids.contains(&SPOILS);
     for format in batch.row_formats.chunks(Batch::FORMAT_COLUMNS) {
         let segment = format[0] as usize;
         let (start, end) = (batch.segments[2 * segment], batch.segments[2 * segment + 1]);
@@ -224,7 +227,7 @@ pub(crate) fn fake_step(batch: &Batch) -> Bytes {
         for value in &row[..format[3] as usize] {
             rows.extend(value.to_le_bytes());
         }
-        statuses.push(u8::from(ids.contains(&NAN)));
+        statuses.push(u8::from(are_spoiled || ids.contains(&NAN)));
     }
     rows.extend(statuses);
     rows.into()
