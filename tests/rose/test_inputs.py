@@ -16,18 +16,34 @@ ROW = RowFormat(384)
 
 
 def test_sequences_are_sorted_by_length_and_padded_at_the_end():
-    inputs = prepare(PackedBatch.build([[1, 2, 3], [4], [5, 6, 7], [8]], ROW), CPU)
-    assert inputs.ids.tolist() == [4, 8, 1, 2, 3, 5, 6, 7] + [0] * 8
-    assert inputs.context.positions.tolist() == [0, 0, 0, 1, 2, 0, 1, 2] + [0] * 8
-    assert inputs.context.attention.cu_seqlens.tolist() == [0, 1, 2, 5, 8]
-    assert [tuple(group) for group in inputs.context.attention.groups] == [(0, 2, 1), (2, 2, 3)]
+    inputs = prepare(PackedBatch.build([[1, 2, 3], [4], [5, 6, 7, 9], [8]], ROW), CPU)
+    assert inputs.ids.tolist() == [4, 8, 1, 2, 3, 5, 6, 7, 9, 0, 0, 0, 0, 0, 0, 0]
+    assert inputs.context.positions.tolist() == [0, 0, 0, 1, 2, 0, 1, 2, 3] + [0] * 7
+    assert inputs.context.attention.cu_seqlens.tolist() == [0, 1, 2, 5, 9]
+    groups = [tuple(group) for group in inputs.context.attention.groups]
+    assert groups == [(0, 2, 1), (2, 1, 3), (5, 1, 4)]
     assert inputs.segments.starts.tolist() == [2, 0, 5, 1]
-    assert inputs.padding_tokens == 8
-    assert inputs.context.attention.max_seqlen == 3
+    assert inputs.padding_tokens == 7
+    assert inputs.context.attention.max_seqlen == 4
+
+
+@pytest.mark.parametrize("num_tokens", [1, 14, 16, 300])
+def test_one_sequence_is_prepared_as_any_other_batch(num_tokens):
+    ids = list(range(1000, 1000 + num_tokens))
+    alone = prepare(PackedBatch.build([ids], ROW), CPU)
+    # A second text that never begins keeps this one off the shorter road.
+    other = prepare(PackedBatch.build([ids], ROW, pair_starts=[num_tokens]), CPU)
+    assert torch.equal(alone.ids, other.ids)
+    assert torch.equal(alone.context.positions, other.context.positions)
+    assert alone.context.attention.groups == other.context.attention.groups
+    assert alone.padding_tokens == other.padding_tokens
+    for name in alone.segments.__slots__:
+        assert torch.equal(getattr(alone.segments, name), getattr(other.segments, name)), name
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "padded"), [(1, 16), (16, 16), (17, 32), (512, 512), (513, 576)]
+    ("num_tokens", "padded"),
+    [(1, 8), (16, 16), (17, 24), (128, 128), (129, 144), (512, 512), (513, 576)],
 )
 def test_cpu_steps_have_few_different_sizes(num_tokens, padded):
     assert padded_tokens(num_tokens, CPU) == padded
@@ -66,7 +82,7 @@ def test_OP_20_formats_and_lengths_mix_in_one_batch(minilm):
 def test_a_result_on_a_cpu_is_complete_on_return(minilm):
     result = minilm.step(PackedBatch.build([[101, 102]], ROW))
     assert result.ready()
-    assert (result.mode, result.padding_tokens) == ("eager", 14)
+    assert (result.mode, result.padding_tokens) == ("eager", 6)
 
 
 @pytest.mark.parametrize("bad_id", [-1, 30522, 2**31 - 1])

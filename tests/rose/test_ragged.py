@@ -101,7 +101,8 @@ def test_formats_mix_in_one_step_and_equal_plain_ones(plain: Engine, runner: Rag
     with torch.inference_mode():
         ours = runner.step(batch).numpy()
     theirs = plain.step(batch).numpy()
-    assert (np.abs(ours.astype(int) - theirs.astype(int)) > 1).mean() < 0.02  # last bits of floats
+    # The lowest bytes of float32 rows, 10% of all, may be others.
+    assert (np.abs(ours.astype(int) - theirs.astype(int)) > 1).mean() < 0.1
     assert (ours[batch.num_result_bytes :] == theirs[batch.num_result_bytes :]).all()
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, chain, groupby
 from typing import Protocol, Self
 
 import numpy as np
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flowerbed.rose.kernels.attention import AttentionPlan, Backend, LengthGroup
-from flowerbed.rose.kernels.pack import RowDtype
+from flowerbed.rose.kernels.pack import FORMAT_COLUMNS, RowDtype
 from flowerbed.rose.kernels.pooling import SegmentTable
 
 Int32s = NDArray[np.int32]
@@ -156,29 +158,21 @@ class PackedBatch:
             head: What to compute.
         """
         lengths = [len(sequence) for sequence in sequences]
-        offsets = np.cumsum([0, *lengths], dtype=np.int32)
+        offsets = np.array([0, *accumulate(lengths)], dtype=np.int32)
         if spans is None:
             bounds = np.arange(offsets[-1] + 1, dtype=np.int32) if head == "tokens" else offsets
-            table = np.stack([bounds[:-1], bounds[1:]], axis=1)
+            table = np.empty((len(bounds) - 1, 2), dtype=np.int32)
+            table[:, 0], table[:, 1] = bounds[:-1], bounds[1:]
         else:
             table = np.array(
                 [(offsets[s] + a, offsets[s] + b) for s, a, b in spans], dtype=np.int32
             )
-        rows = [formats] * len(table) if isinstance(formats, RowFormat) else list(formats)
-        if len(rows) != len(table):
-            raise ValueError(f"{len(table)} segments want as many formats, not {len(rows)}")
-        row_table: list[tuple[int, int, int, int, int]] = []
-        num_result_bytes = 0
-        for segment, row in enumerate(rows):
-            row_table.append((segment, num_result_bytes, row.dtype, row.dimensions, row.normalize))
-            num_result_bytes += row.dtype.row_bytes(row.dimensions)
+        row_table, num_result_bytes = _row_table(formats, len(table))
         return cls(
-            token_ids=np.fromiter(
-                (i for s in sequences for i in s), dtype=np.int32, count=sum(lengths)
-            ),
+            token_ids=np.fromiter(chain.from_iterable(sequences), np.int32, offsets[-1]),
             offsets=offsets,
             spans=table.reshape(-1, 2),
-            formats=np.array(row_table, dtype=np.int32).reshape(-1, 5),
+            formats=row_table,
             num_result_bytes=num_result_bytes,
             second_texts=None if pair_starts is None else np.array(pair_starts, dtype=np.int32),
             head=head,
@@ -237,15 +231,33 @@ class PackedBatch:
         return bytearray(self.formats.tobytes())
 
 
+def _row_table(formats: RowFormat | Sequence[RowFormat], num_segments: int) -> tuple[Int32s, int]:
+    """[num_segments, 5], rows one after the other, and their bytes in all."""
+    if not isinstance(formats, RowFormat) and len(formats) != num_segments:
+        raise ValueError(f"{num_segments} segments want as many formats, not {len(formats)}")
+    table = np.empty((num_segments, FORMAT_COLUMNS), dtype=np.int32)
+    table[:, 0] = np.arange(num_segments)
+    if isinstance(formats, RowFormat):
+        width = formats.dtype.row_bytes(formats.dimensions)
+        table[:, 1] = table[:, 0] * width
+        table[:, 2:] = formats.dtype, formats.dimensions, formats.normalize
+        return table, num_segments * width
+    num_bytes = 0
+    for row, one in zip(table, formats, strict=True):
+        row[1:] = num_bytes, one.dtype, one.dimensions, one.normalize
+        num_bytes += one.dtype.row_bytes(one.dimensions)
+    return table, num_bytes
+
+
 def padded_tokens(num_tokens: int, device: torch.device) -> int:
     """Tokens that a step of `num_tokens` runs with.
 
-    oneDNN builds a kernel for each new row count, about 1.3 ms a step for MiniLM, and keeps few; so
-    CPU steps are multiples of 16, past 512 of 64.
+    oneDNN builds a kernel for each new row count, about 1.3 ms a step for MiniLM; so CPU steps are
+    multiples of 8, past 128 of 16, past 512 of 64.
     """
     if device.type != "cpu":
         return num_tokens
-    multiple = 16 if num_tokens <= 512 else 64
+    multiple = 8 if num_tokens <= 128 else 16 if num_tokens <= 512 else 64
     return -(-num_tokens // multiple) * multiple
 
 
@@ -255,8 +267,17 @@ def prepare(batch: Batch, device: torch.device) -> StepInputs:
     Raises:
         ValueError: The batch's parts do not fit each other.
     """
-    ids, cu_seqlens = _int32s(batch.ids()), _int32s(batch.cu_seqlens()).astype(np.int64)
-    spans = _int32s(batch.segments()).reshape(-1, 2).astype(np.int64)
+    ids, cu_seqlens = _int32s(batch.ids()), _int32s(batch.cu_seqlens())
+    spans, pair_starts = _int32s(batch.segments()).reshape(-1, 2), batch.pair_starts()
+    formats = _int32s(batch.row_formats()).reshape(-1, 5)
+    is_whole = len(ids) > 0 and pair_starts is None and batch.head != "tokens"
+    if (
+        is_whole
+        and np.array_equal(cu_seqlens, [0, len(ids)])
+        and np.array_equal(spans, [cu_seqlens])
+    ):
+        return _one_whole(ids, formats, device)
+    cu_seqlens, spans = cu_seqlens.astype(np.int64), spans.astype(np.int64)
     starts, lengths = cu_seqlens[:-1], np.diff(cu_seqlens)
     num_tokens = len(ids)
     if num_tokens == 0 or cu_seqlens[0] != 0 or cu_seqlens[-1] != num_tokens or lengths.min() < 0:
@@ -270,58 +291,99 @@ def prepare(batch: Batch, device: torch.device) -> StepInputs:
 
     order = np.argsort(lengths, kind="stable")
     sorted_lengths = lengths[order]
-    sorted_ends = np.cumsum(sorted_lengths)
+    sorted_ends = sorted_lengths.cumsum()
     sorted_starts = sorted_ends - sorted_lengths
-    padding = padded_tokens(num_tokens, device) - num_tokens
-    positions = np.arange(num_tokens) - np.repeat(sorted_starts, sorted_lengths)
-    sorted_ids = np.zeros(num_tokens + padding, dtype=np.int64)
-    sorted_ids[:num_tokens] = ids[np.repeat(starts[order], sorted_lengths) + positions]
-    token_types = None
-    if (pair_starts := batch.pair_starts()) is not None:
-        second = np.repeat(_int32s(pair_starts)[order], sorted_lengths)
-        token_types = _tensor(np.pad((positions >= second).astype(np.int64), (0, padding)), device)
     shift = np.empty_like(starts)
-    shift[order] = sorted_starts - starts[order]
+    shift[order] = sorted_starts - starts[order]  # how far each sequence moves
+    padded = padded_tokens(num_tokens, device)
+    positions = np.zeros(padded, dtype=np.int64)
+    positions[:num_tokens] = np.arange(num_tokens) - sorted_starts.repeat(sorted_lengths)
+    sorted_ids = np.zeros(padded, dtype=np.int64)
+    if shift.any():
+        ids = ids[starts[order].repeat(sorted_lengths) + positions[:num_tokens]]
+    sorted_ids[:num_tokens] = ids
+    token_types = None
+    if pair_starts is not None:
+        types = np.zeros(padded, dtype=np.int64)
+        second = _int32s(pair_starts)[order].repeat(sorted_lengths)
+        types[:num_tokens] = positions[:num_tokens] >= second
+        token_types = _tensor(types, device)
+    cu_seqlens_sorted = np.zeros(len(lengths) + 1, dtype=np.int32)
+    cu_seqlens_sorted[1:] = sorted_ends
     return StepInputs(
         ids=_tensor(sorted_ids, device),
         context=ForwardContext(
-            positions=_tensor(np.pad(positions, (0, padding)), device),
+            positions=_tensor(positions, device),
             token_types=token_types,
             attention=AttentionPlan(
                 Backend.SDPA,
-                cu_seqlens=_tensor(np.concatenate(([0], sorted_ends)).astype(np.int32), device),
+                cu_seqlens=_tensor(cu_seqlens_sorted, device),
                 max_seqlen=int(sorted_lengths[-1]),
-                groups=_groups(sorted_starts, sorted_lengths),
+                groups=_groups(sorted_lengths.tolist()),
             ),
         ),
         segments=_segment_table(spans, shift, cu_seqlens, device),
-        formats=_int32s(batch.row_formats()).reshape(-1, 5),
-        padding_tokens=padding,
+        formats=formats,
+        padding_tokens=padded - num_tokens,
     )
 
 
-def _groups(starts: Int64s, lengths: Int64s) -> tuple[LengthGroup, ...]:
-    values, first, counts = np.unique(lengths, return_index=True, return_counts=True)
-    rows = zip(starts[first].tolist(), counts.tolist(), values.tolist(), strict=True)
-    return tuple(LengthGroup(*row) for row in rows if row[2] > 0)
+def _one_whole(ids: Int32s, formats: Int32s, device: torch.device) -> StepInputs:
+    """One sequence, pooled whole: what a query is. All but its ids is known by its length."""
+    context, segments = _of_one(len(ids), device)
+    padded = np.zeros(context.positions.shape[0], dtype=np.int64)
+    padded[: len(ids)] = ids
+    return StepInputs(
+        ids=_tensor(padded, device),
+        context=context,
+        segments=segments,
+        formats=formats,
+        padding_tokens=len(padded) - len(ids),
+    )
+
+
+@lru_cache(maxsize=64)
+def _of_one(num_tokens: int, device: torch.device) -> tuple[ForwardContext, SegmentTable]:
+    positions = np.zeros(padded_tokens(num_tokens, device), dtype=np.int64)
+    positions[:num_tokens] = np.arange(num_tokens)
+    plan = AttentionPlan(
+        Backend.SDPA,
+        cu_seqlens=_tensor(np.array([0, num_tokens], dtype=np.int32), device),
+        max_seqlen=num_tokens,
+        groups=(LengthGroup(0, 1, num_tokens),),
+    )
+    bounds = np.array([0, num_tokens])
+    segments = _segment_table(bounds[None], np.zeros(1, dtype=np.int64), bounds, device)
+    return ForwardContext(_tensor(positions, device), None, plan), segments
+
+
+def _groups(lengths: list[int]) -> tuple[LengthGroup, ...]:
+    """Of sorted lengths; empty sequences attend to nothing."""
+    groups: list[LengthGroup] = []
+    start = 0
+    for seqlen, equal in groupby(lengths):
+        count = len(list(equal))
+        if seqlen > 0:
+            groups.append(LengthGroup(start, count, seqlen))
+        start += count * seqlen
+    return tuple(groups)
 
 
 def _segment_table(
     spans: Int64s, shift: Int64s, cu_seqlens: Int64s, device: torch.device
 ) -> SegmentTable:
     """Segments in the sorted order of tokens. `shift`: how far each sequence moved, [num_sequences]."""
-    sequence = np.searchsorted(cu_seqlens, spans[:, 0], side="right") - 1
-    starts = spans[:, 0] + shift[np.minimum(sequence, len(shift) - 1)]
-    lengths = spans[:, 1] - spans[:, 0]
-    row_index = np.repeat(np.arange(len(spans)), lengths)
-    within = np.arange(len(row_index)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    first_positions = spans[:, 0] - cu_seqlens[sequence]
+    firsts = spans[:, 0]
+    lengths = spans[:, 1] - firsts
+    sequence = cu_seqlens.searchsorted(firsts, side="right") - 1
+    starts = firsts + shift[np.minimum(sequence, len(shift) - 1)]
+    offsets = lengths.cumsum() - lengths
     return SegmentTable(
         starts=_tensor(starts, device),
         lengths=_tensor(lengths, device),
-        token_index=_tensor(np.repeat(starts, lengths) + within, device),
-        row_index=_tensor(row_index, device),
-        positions=_tensor(np.repeat(first_positions, lengths) + within, device),
+        offsets=_tensor(offsets, device),
+        token_index=_tensor((starts - offsets).repeat(lengths) + np.arange(lengths.sum()), device),
+        first_positions=_tensor(firsts - cu_seqlens[sequence], device),
     )
 
 

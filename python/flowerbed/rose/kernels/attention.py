@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+MAX_SHORT = 64
+"""Rows of a step of one short sequence, which a CPU attends by products."""
 
 
 class Backend(StrEnum):
@@ -65,7 +69,11 @@ def attention(
         [num_tokens, num_heads * head_dim], dtype of query. Rows of padding tokens hold anything.
     """
     if plan.backend is Backend.SDPA:
-        return _grouped(query, key, value, plan.groups, causal, window)
+        dtype = query.dtype
+        if dtype == torch.bfloat16 and not query.is_cuda:
+            # torch's kernel for CPUs takes longer in bfloat16, measured on Zen 5.
+            query, key, value = query.float(), key.float(), value.float()
+        return _grouped(query, key, value, plan.groups, causal, window).to(dtype)
     # Imported only where it is used: flash-attn-4 takes seconds.
     from flowerbed.rose.kernels.flash_attention import flash_attention
 
@@ -82,6 +90,9 @@ def _grouped(
 ) -> Tensor:
     num_tokens, num_heads, head_dim = query.shape
     shares_keys = key.shape[1] != num_heads
+    is_alone = len(groups) == 1 and groups[0].num_sequences == 1 and num_tokens <= MAX_SHORT
+    if is_alone and not (query.is_cuda or causal or shares_keys or window is not None):
+        return _short(query, key, value, groups[0].seqlen)
     parts: list[Tensor] = []
     end = 0
     for start, num_sequences, seqlen in groups:
@@ -100,6 +111,25 @@ def _grouped(
     if end < num_tokens:
         parts.append(query.new_zeros(num_tokens - end, num_heads * head_dim))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _short(query: Tensor, key: Tensor, value: Tensor, seqlen: int) -> Tensor:
+    """Attention of one sequence with the padding behind it, which is masked, not cut off.
+
+    For 14 tokens on two cores it takes 15 µs, torch's own kernel 30: products of 16 rows are its best.
+    """
+    q, k, v = (rows.transpose(0, 1) for rows in (query, key, value))
+    mask = _end_mask(seqlen, len(query), query.dtype)
+    scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=query.shape[-1] ** -0.5)
+    return torch.bmm(scores.softmax(-1), v).transpose(0, 1).flatten(1)
+
+
+@lru_cache(maxsize=MAX_SHORT)
+def _end_mask(seqlen: int, num_tokens: int, dtype: torch.dtype) -> Tensor:
+    """[1, 1, num_tokens], 0 for a sequence's tokens and -inf for what is behind them."""
+    mask = torch.zeros(1, 1, num_tokens, dtype=dtype)
+    mask[..., seqlen:] = float("-inf")
+    return mask
 
 
 def _window_mask(seqlen: int, window: int, causal: bool, device: torch.device) -> Tensor:

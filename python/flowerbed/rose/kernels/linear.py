@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-TYPICAL_ROWS = 512
-"""Rows that packed CPU weights are laid out for; other counts work as well."""
+TYPICAL_ROWS = 16
+"""Rows that packed CPU weights are laid out for; other counts work as well. Laid out for 16 instead of
+512, all products of MiniLM take 5% less time for 16 rows, 9% for 64, and 1% more for 512."""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda x: x,

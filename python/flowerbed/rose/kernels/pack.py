@@ -6,6 +6,7 @@ Knows no models. Called by `engine`; `inputs` takes the dtype codes from here.
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -20,6 +21,8 @@ STATUS_OK = 0
 STATUS_NOT_FINITE = 1
 STATUS_ALL_ZERO = 2
 
+MAX_NORM = 1e38
+"""Below it a norm in float64 is finite in float32 too."""
 FORMAT_COLUMNS = 5
 """Of a row's entry: segment, byte offset, `RowDtype`, dimensions, normalize."""
 
@@ -81,6 +84,10 @@ def pack_rows(
         ValueError: A format does not fit the rows or the buffer.
     """
     num_rows = formats.shape[0]
+    if not pooled.is_cuda and quantizer is None and _are_plain(formats, pooled.shape):
+        packed = _pack_plain(pooled.numpy())
+        if packed is not None:
+            return packed
     packed = torch.zeros(num_result_bytes + num_rows, dtype=torch.uint8, device=pooled.device)
     is_finite = torch.isfinite(pooled).all(dim=1)
     for rows in _same_format(formats):
@@ -98,6 +105,36 @@ def pack_rows(
         _write(packed, encoded, offsets)
         _write(packed, status.unsqueeze(1), num_result_bytes + rows)
     return packed
+
+
+def _are_plain(formats: NDArray[np.int32], shape: torch.Size) -> bool:
+    """Whether each segment gives one row, whole, normalised, as float32, one after the other."""
+    return np.array_equal(formats, _plain_formats(*shape))
+
+
+@lru_cache(maxsize=128)
+def _plain_formats(num_rows: int, dimensions: int) -> NDArray[np.int32]:
+    formats = np.empty((num_rows, FORMAT_COLUMNS), dtype=np.int32)
+    formats[:, 0] = np.arange(num_rows)
+    formats[:, 1] = formats[:, 0] * (4 * dimensions)
+    formats[:, 2:] = RowDtype.FLOAT32, dimensions, True
+    return formats
+
+
+def _pack_plain(pooled: NDArray[np.float32]) -> Tensor | None:
+    """What `pack_rows` gives for plain formats, in a few operations; None if a row is not good.
+
+    A norm in float64 is finite where all values are, and not zero where one is not.
+    """
+    norms = np.sqrt(np.square(pooled, dtype=np.float64).sum(axis=1, keepdims=True))
+    if norms.min(initial=1.0) <= MIN_NORM or not norms.max(initial=1.0) < MAX_NORM:
+        return None
+    num_bytes = pooled.nbytes
+    packed = np.empty(num_bytes + len(pooled), dtype=np.uint8)
+    rows = packed[:num_bytes].view(np.float32).reshape(pooled.shape)
+    np.divide(pooled, norms.astype(np.float32), out=rows)
+    packed[num_bytes:] = STATUS_OK
+    return torch.from_numpy(packed)
 
 
 def pack_rows_into(

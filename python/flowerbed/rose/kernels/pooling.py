@@ -20,9 +20,11 @@ class SegmentTable:
 
     starts: Tensor  # [num_segments] int64, first token
     lengths: Tensor  # [num_segments] int64, tokens; an empty segment gives a zero row
+    offsets: Tensor  # [num_segments] int64, where its tokens begin in token_index
     token_index: Tensor  # [num_pooled] int64, tokens of the first segment, then of the second, ...
-    row_index: Tensor  # [num_pooled] int64, segment of each of them
-    positions: Tensor  # [num_pooled] int64, place of each in its sequence, from 0
+    first_positions: (
+        Tensor  # [num_segments] int64, place of its first token in its sequence, from 0
+    )
 
 
 def pool(hidden: Tensor, table: SegmentTable, modes: tuple[str, ...]) -> Tensor:
@@ -40,14 +42,18 @@ def pool(hidden: Tensor, table: SegmentTable, modes: tuple[str, ...]) -> Tensor:
     Returns:
         [num_segments, hidden * len(modes)] float32.
     """
-    is_empty = (table.lengths == 0).unsqueeze(1)
-    parts = [POOLERS[mode](hidden, table).masked_fill_(is_empty, 0.0) for mode in modes]
+    parts = [POOLERS[mode](hidden, table) for mode in modes]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def _sum(values: Tensor, table: SegmentTable) -> Tensor:
-    total = values.new_zeros(table.lengths.shape[0], values.shape[1], dtype=torch.float32)
-    return total.index_add_(0, table.row_index, values.float())
+def _sum(hidden: Tensor, table: SegmentTable, weights: Tensor | None = None) -> Tensor:
+    """Sum of each segment's tokens, by weights of [num_pooled] float32 if given; 0 for an empty one."""
+    if table.token_index.shape[0] == 0:
+        return hidden.new_zeros(table.lengths.shape[0], hidden.shape[1], dtype=torch.float32)
+    sums, *_ = torch.embedding_bag(
+        hidden.float(), table.token_index, table.offsets, per_sample_weights=weights
+    )
+    return sums
 
 
 def _at(hidden: Tensor, tokens: Tensor) -> Tensor:
@@ -55,33 +61,39 @@ def _at(hidden: Tensor, tokens: Tensor) -> Tensor:
     return hidden.index_select(0, tokens.clamp(0, hidden.shape[0] - 1)).float()
 
 
+def _zero_empty(rows: Tensor, table: SegmentTable) -> Tensor:
+    return rows.masked_fill_((table.lengths == 0).unsqueeze(1), 0.0)
+
+
 def _cls(hidden: Tensor, table: SegmentTable) -> Tensor:
-    return _at(hidden, table.starts)
+    return _zero_empty(_at(hidden, table.starts), table)
 
 
 def _last(hidden: Tensor, table: SegmentTable) -> Tensor:
-    return _at(hidden, table.starts + table.lengths - 1)
+    return _zero_empty(_at(hidden, table.starts + table.lengths - 1), table)
 
 
 def _max(hidden: Tensor, table: SegmentTable) -> Tensor:
     values = hidden.index_select(0, table.token_index).float()
-    return torch.segment_reduce(values, "max", lengths=table.lengths, unsafe=True)
+    rows = torch.segment_reduce(values, "max", lengths=table.lengths, unsafe=True)
+    return _zero_empty(rows, table)
 
 
 def _mean(hidden: Tensor, table: SegmentTable) -> Tensor:
-    total = _sum(hidden.index_select(0, table.token_index), table)
-    return total / table.lengths.clamp_min(1).unsqueeze(1)
+    return _sum(hidden, table) / table.lengths.clamp_min(1).unsqueeze(1)
 
 
 def _mean_sqrt_length(hidden: Tensor, table: SegmentTable) -> Tensor:
-    total = _sum(hidden.index_select(0, table.token_index), table)
-    return total / table.lengths.clamp_min(1).sqrt().unsqueeze(1)
+    return _sum(hidden, table) / table.lengths.clamp_min(1).sqrt().unsqueeze(1)
 
 
 def _weighted_mean(hidden: Tensor, table: SegmentTable) -> Tensor:
-    weights = (table.positions + 1).float().unsqueeze(1)
-    total = _sum(hidden.index_select(0, table.token_index).float() * weights, table)
-    return total / _sum(weights, table).clamp_min(1.0)
+    first, length = table.first_positions, table.lengths
+    # Token t has place first + t - start; its weight is one more.
+    ahead = (first + 1 - table.starts).repeat_interleave(length)
+    total = _sum(hidden, table, (ahead + table.token_index).float())
+    weight_sum = length * (2 * first + length + 1) // 2
+    return total / weight_sum.clamp_min(1).unsqueeze(1)
 
 
 POOLERS: dict[str, Callable[[Tensor, SegmentTable], Tensor]] = {
