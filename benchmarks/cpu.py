@@ -181,7 +181,7 @@ def show(rows: list[Row], console: Console) -> None:
             f"{texts['slowest']:.1f}",
             f"{query['p50_ms']:.2f} ms",
             f"{query['p99_ms']:.2f}",
-            f"{1 - texts['min_cosine']:.0e}",
+            f"{1 - texts['min_cosine']:.0e}" if texts["min_cosine"] < 1 else "< 1e-9",
             f"{texts['others_cores']:.2f}",
         )
     console.print(table)
