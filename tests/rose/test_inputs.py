@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from flowerbed.errors import ModelError
-from flowerbed.rose.inputs import PackedBatch, RowFormat, padded_tokens, prepare
+from flowerbed.rose.inputs import PackedBatch, RowFormat
 from flowerbed.rose.kernels.pack import RowDtype
+from flowerbed.rose.prepare import padded_tokens, prepare
 from references import engine_rows, lowest_cosine
 
 CPU = torch.device("cpu")

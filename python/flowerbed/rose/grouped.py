@@ -12,12 +12,13 @@ from torch import Tensor
 
 from flowerbed.config import GraphCapture
 from flowerbed.rose.graphs import StepSizes
-from flowerbed.rose.inputs import Batch, prepare
+from flowerbed.rose.inputs import Batch
 from flowerbed.rose.kernels.attention import Backend
 from flowerbed.rose.kernels.pack import Quantizer, pack_rows
 from flowerbed.rose.layers.pooled import EMBED_HEAD, Head
 from flowerbed.rose.lazy import LazyTensor
 from flowerbed.rose.models.registry import Encoder
+from flowerbed.rose.prepare import prepare
 
 
 class GroupedRunner:

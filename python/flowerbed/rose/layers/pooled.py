@@ -66,7 +66,7 @@ def token_rows(hidden: Tensor, segments: Segments) -> Tensor:
 
     Args:
         hidden: [num_tokens, hidden].
-        segments: The tokens, as `inputs.prepare` checked them.
+        segments: The tokens, as `prepare.prepare` checked them.
 
     Returns:
         [num_segments, hidden] float32.
