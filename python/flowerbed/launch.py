@@ -21,8 +21,9 @@ PROCESS_DEFAULTS = {
     # but stay awake for microseconds, as long as a step's next operation takes to come: a query's
     # step takes half the time, a re-index a tenth less (docs/measured-facts.md).
     "GOMP_SPINCOUNT": "1000",
-    # Weights and activations in huge pages: a step takes a twentieth less (docs/log.md).
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    # Weights and activations in huge pages, and no fast bins, which every large free would empty:
+    # a step takes a twentieth less (docs/log.md).
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mxfast=0",
 }
 """Environment of a worker and a gateway, where the operator's own says nothing else."""
 
