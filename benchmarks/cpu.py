@@ -33,7 +33,7 @@ from flowerbed.launch import PROCESS_DEFAULTS
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "cpu.jsonl"
-NUM_ROUNDS, TIME_LIMIT_S = 3, 240.0
+NUM_ROUNDS, TIME_LIMIT_S = 5, 240.0
 MAX_OTHERS, MAX_TRIES = 0.15, 3  # cores that others may use
 OURS, REFERENCE, QUERY_PEER = "flowerbed", "sentence-transformers", "ONNX Runtime"
 MIN_RATIO = 1.35  # texts/s, ours to the best peer's
@@ -130,7 +130,7 @@ def lowest_cosine(name: str, folder: Path) -> float:
 
 
 def targets(found: dict[str, Measured]) -> list[Row]:
-    """The engine beside its peers of the same number format."""
+    """The engine beside its peers of the same number format; targets are of float32."""
     rows: list[Row] = []
     for name in (name for name in found if name.startswith(OURS)):
         dtype = SYSTEMS[name].dtype
@@ -138,25 +138,17 @@ def targets(found: dict[str, Measured]) -> list[Row]:
             peer for peer in found if SYSTEMS[peer].dtype == dtype and not peer.startswith(OURS)
         ]
         best = max(peers, key=lambda peer: found[peer].texts_per_second)
-        first = min(peers, key=lambda peer: found[peer].query_p50_ms)
-        ratio = found[name].texts_per_second / found[best].texts_per_second
-        about = {"system": name, "dtype": dtype}
-        rows += [
-            {"figure": "512 texts, ratio", **about, "peer": best, "value": round(ratio, 3)},
-            {
-                "figure": "one query, ms more",
-                **about,
-                "peer": first,
-                "value": round(found[name].query_p50_ms - found[first].query_p50_ms, 3),
-            },
-        ]
-    against = found[OURS].texts_per_second / found[QUERY_PEER].texts_per_second
-    later = found[OURS].query_p50_ms - found[QUERY_PEER].query_p50_ms
-    about = {"system": OURS, "dtype": "float32", "peer": QUERY_PEER}
-    rows += [
-        {"figure": "512 texts, ratio", **about, "value": round(against, 3), "target": MIN_RATIO},
-        {"figure": "one query, ms more", **about, "value": round(later, 3), "target": 0.0},
-    ]
+        for peer in peers:
+            about = {"system": name, "dtype": dtype, "peer": peer}
+            ratio = found[name].texts_per_second / found[peer].texts_per_second
+            later_ms = found[name].query_p50_ms - found[peer].query_p50_ms
+            texts = {"figure": "512 texts, ratio", **about, "value": round(ratio, 3)}
+            query = {"figure": "one query, ms more", **about, "value": round(later_ms, 3)}
+            if name == OURS and peer == best:
+                texts["target"] = MIN_RATIO
+            if name == OURS and peer == QUERY_PEER:
+                query["target"] = 0.0
+            rows += [texts, query]
     return rows
 
 
