@@ -76,7 +76,6 @@ def test_at_start_the_whole_grid_is_captured_the_largest_first() -> None:
     assert len(fixture.captured) == len(fixture.cache) == 2 * len(token_buckets(2_048))
     assert fixture.captured[0] == GraphKey(2_048, 64, 2_048)
     assert fixture.run(700, 3) == (GraphKey(704, 16, 704), "replay")
-    assert fixture.cache.counts == {"replay": 1}
 
 
 def test_lazily_the_first_step_is_eager_the_second_captured_the_third_replayed() -> None:

@@ -66,6 +66,20 @@ def test_OP_07_callers_that_hang_up_leave_a_live_server(server: RunningServer) -
                     connection.sendall(sent)
 
 
+class Patient(Tei):
+    """Asks again when it is told to, as a caller should whom a slow machine's queue has no room for."""
+
+    def ask(self, path: str, body: object) -> httpx2.Response:
+        for _ in range(10):
+            response = self.client.post(path, json=body)
+            if response.status_code != 429:
+                break
+            assert response.json()["error_type"] == "Overloaded"
+            time.sleep(min(int(response.headers["retry-after"]), 10))
+        assert response.status_code == 200, response.text
+        return response
+
+
 def test_OP_13_mixed_routes_and_lengths_are_all_answered_rightly(
     server: RunningServer, tei: Tei
 ) -> None:
@@ -73,13 +87,13 @@ def test_OP_13_mixed_routes_and_lengths_are_all_answered_rightly(
     vectors = tei.embed(texts)
     num_tokens = [len(tokens) for tokens in tei.ask("/tokenize", {"inputs": texts}).json()]
     rng = random.Random(3)
-    picks = [[rng.randrange(4) for _ in range(rng.choice([1, 2, 6]))] for _ in range(60)]
+    picks = [[rng.randrange(4) for _ in range(rng.choice([1, 2, 9, 30]))] for _ in range(60)]
 
     def check(number: int) -> None:
         picked = picks[number]
         inputs = [texts[index] for index in picked]
         with httpx2.Client(base_url=server.address, timeout=120) as client:
-            own = Tei(client)
+            own = Patient(client)
             match number % 4:
                 case 0:
                     np.testing.assert_allclose(own.embed(inputs), vectors[picked], atol=1e-5)
@@ -95,7 +109,6 @@ def test_OP_13_mixed_routes_and_lengths_are_all_answered_rightly(
                     listed = own.ask("/tokenize", {"inputs": inputs}).json()
                     assert [len(tokens) for tokens in listed] == [num_tokens[i] for i in picked]
 
-    # Few enough for the queue of a slow machine, which would rightly answer 429.
-    with ThreadPoolExecutor(6) as pool:
+    with ThreadPoolExecutor(20) as pool:
         for job in [pool.submit(check, number) for number in range(len(picks))]:
             job.result(timeout=150)

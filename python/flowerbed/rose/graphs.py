@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -93,7 +93,6 @@ class GraphCache:
             memory_limit: Bytes that all graphs together may take; then the least recently used goes.
             capture: Captures a key's step; it may run it first.
         """
-        self.counts: Counter[str] = Counter()  # steps by mode
         self.num_bytes = 0
         self._grid = grid
         self._when = when
@@ -155,12 +154,7 @@ class GraphCache:
             mode = "eager"
         else:
             self._graphs.move_to_end(key)
-        self.counts[mode] += 1
         return key, found, mode
-
-    def count_eager(self) -> None:
-        """Counts a step that no key holds."""
-        self.counts["eager"] += 1
 
     def _larger(self, wanted: GraphKey) -> GraphKey:
         limit = wanted.num_tokens / (1 - MAX_WASTE)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,6 +89,40 @@ class Batch(Protocol):
     def row_formats(self) -> bytearray:
         """[num_rows, 5], see `kernels.pack.pack_rows`."""
         ...
+
+
+class Tables(NamedTuple):
+    """The tables of a batch whose parts fit each other."""
+
+    ids: Int32s  # [num_tokens]
+    cu_seqlens: Int32s  # [num_sequences + 1]
+    spans: Int32s  # [num_segments, 2]
+    formats: Int32s  # [num_rows, 5]
+
+
+def check_tables(batch: Batch) -> Tables:
+    """Reads a batch's tables; ValueError says which do not fit each other."""
+    ids, cu_seqlens = (
+        np.frombuffer(batch.ids(), np.int32),
+        np.frombuffer(batch.cu_seqlens(), np.int32),
+    )
+    spans = np.frombuffer(batch.segments(), np.int32).reshape(-1, 2)
+    formats = np.frombuffer(batch.row_formats(), np.int32).reshape(-1, FORMAT_COLUMNS)
+    num_tokens = len(ids)
+    if (
+        num_tokens == 0
+        or cu_seqlens[0] != 0
+        or cu_seqlens[-1] != num_tokens
+        or (cu_seqlens[1:] < cu_seqlens[:-1]).any()
+    ):
+        raise ValueError("cu_seqlens do not divide the batch's tokens into sequences")
+    if len(spans) and (
+        spans.min() < 0 or spans.max() > num_tokens or (spans[:, 1] < spans[:, 0]).any()
+    ):
+        raise ValueError("a segment lies outside the batch's tokens")
+    if batch.head == "tokens" and (spans[:, 1] - spans[:, 0] != 1).any():
+        raise ValueError("a segment of the head tokens is one token")
+    return Tables(ids, cu_seqlens, spans, formats)
 
 
 @dataclass(frozen=True, slots=True)

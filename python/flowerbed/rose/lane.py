@@ -127,10 +127,6 @@ class Lane:
         """What they take of the device's memory."""
         return self._graphs.num_bytes if self._graphs is not None else 0
 
-    def counts(self) -> dict[str, int]:
-        """Steps by mode."""
-        return dict(self._graphs.counts) if self._graphs is not None else {}
-
     def step(self, batch: Batch) -> LazyTensor:
         """See `Engine.step`."""
         self._model.check(batch)
@@ -141,8 +137,6 @@ class Lane:
             num_slots = max(batch.num_sequences, batch.num_rows)
             wanted = graphs.key(batch.num_tokens, num_slots, batch.max_seqlen)
         if graphs is None or wanted is None:
-            if graphs is not None:
-                graphs.count_eager()
             return self._run_once(batch)
         with self._device.on(self._stream):
             key, graph, mode = graphs.choose(wanted)

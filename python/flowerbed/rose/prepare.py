@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flowerbed.rose.inputs import Batch, ForwardContext, Int32s, Int64s
+from flowerbed.rose.inputs import Batch, ForwardContext, Int32s, Int64s, check_tables
 from flowerbed.rose.kernels.attention import AttentionPlan, Backend, LengthGroup
 from flowerbed.rose.kernels.pooling import SegmentTable
 
@@ -48,10 +48,9 @@ def prepare(batch: Batch, device: torch.device) -> StepInputs:
     Raises:
         ValueError: The batch's parts do not fit each other.
     """
-    ids, cu_seqlens = _int32s(batch.ids()), _int32s(batch.cu_seqlens())
-    spans, pair_starts = _int32s(batch.segments()).reshape(-1, 2), batch.pair_starts()
-    formats = _int32s(batch.row_formats()).reshape(-1, 5)
-    is_whole = len(ids) > 0 and pair_starts is None and batch.head != "tokens"
+    ids, cu_seqlens, spans, formats = check_tables(batch)
+    pair_starts = batch.pair_starts()
+    is_whole = pair_starts is None and batch.head != "tokens"
     if (
         is_whole
         and np.array_equal(cu_seqlens, [0, len(ids)])
@@ -61,15 +60,6 @@ def prepare(batch: Batch, device: torch.device) -> StepInputs:
     cu_seqlens, spans = cu_seqlens.astype(np.int64), spans.astype(np.int64)
     starts, lengths = cu_seqlens[:-1], np.diff(cu_seqlens)
     num_tokens = len(ids)
-    if num_tokens == 0 or cu_seqlens[0] != 0 or cu_seqlens[-1] != num_tokens or lengths.min() < 0:
-        raise ValueError("cu_seqlens do not divide the batch's tokens into sequences")
-    if len(spans) and (
-        spans.min() < 0 or spans.max() > num_tokens or (spans[:, 1] < spans[:, 0]).any()
-    ):
-        raise ValueError("a segment lies outside the batch's tokens")
-    if batch.head == "tokens" and (np.diff(spans) != 1).any():
-        raise ValueError("a segment of the head tokens is one token")
-
     order = np.argsort(lengths, kind="stable")
     sorted_lengths = lengths[order]
     sorted_ends = sorted_lengths.cumsum()
@@ -86,7 +76,7 @@ def prepare(batch: Batch, device: torch.device) -> StepInputs:
     token_types = None
     if pair_starts is not None:
         types = np.zeros(padded, dtype=np.int64)
-        second = _int32s(pair_starts)[order].repeat(sorted_lengths)
+        second = np.frombuffer(pair_starts, np.int32)[order].repeat(sorted_lengths)
         types[:num_tokens] = positions[:num_tokens] >= second
         token_types = _tensor(types, device)
     cu_seqlens_sorted = np.zeros(len(lengths) + 1, dtype=np.int32)
@@ -166,10 +156,6 @@ def _segment_table(
         token_index=_tensor((starts - offsets).repeat(lengths) + np.arange(lengths.sum()), device),
         first_positions=_tensor(firsts - cu_seqlens[sequence], device),
     )
-
-
-def _int32s(buffer: bytearray) -> Int32s:
-    return np.frombuffer(buffer, dtype=np.int32)
 
 
 def _tensor(array: NDArray[np.generic], device: torch.device) -> Tensor:

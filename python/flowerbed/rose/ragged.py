@@ -56,7 +56,3 @@ class RaggedRunner:
                 lane.graph_bytes >> 20,
                 time.perf_counter() - start,
             )
-
-    def counts(self) -> dict[str, dict[str, int]]:
-        """Steps by stream and mode."""
-        return {name: lane.counts() for name, lane in self._lanes.items()}

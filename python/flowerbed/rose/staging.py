@@ -10,28 +10,18 @@ Called by `ragged`. The Rust core's batches write themselves (`pack_into` of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 from torch import Tensor
 
-from flowerbed.rose.inputs import Batch, Int32s
+from flowerbed.rose.inputs import Batch, Int32s, check_tables
 
 HEADER_WORDS = 4
 """Status offset, number of real tokens, two zeros."""
 NO_PAIR = 2**31 - 1
 """Start of the second text where there is none."""
 TOKEN_MULTIPLE, SLOT_MULTIPLE = 64, 16
-
-
-class PackingBatch(Batch, Protocol):
-    """A batch that writes itself: the Rust core's."""
-
-    def pack_into(
-        self, buffer: Int32s, num_tokens_padded: int, num_slots: int, num_rows_padded: int
-    ) -> None:
-        """Fills `buffer` as `StagingLayout` says."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +86,7 @@ class StagingLayout:
         if pack_into is not None:
             pack_into(words, self.num_tokens, self.num_slots, self.num_rows)
             return
-        ids, cu_seqlens, spans, formats = _checked(batch)
+        ids, cu_seqlens, spans, formats = check_tables(batch)
         num_tokens, num_slots = len(ids), len(cu_seqlens) - 1
         if (
             num_tokens > self.num_tokens
@@ -125,26 +115,6 @@ class StagingLayout:
         segments = pairs + 2 * self.num_rows
         formats = segments + 5 * self.num_rows
         return cu_seqlens, pairs, segments, formats, formats + self.num_tokens
-
-
-def _checked(batch: Batch) -> tuple[Int32s, Int32s, Int32s, Int32s]:
-    ids = np.frombuffer(batch.ids(), np.int32)
-    cu_seqlens = np.frombuffer(batch.cu_seqlens(), np.int32)
-    spans = np.frombuffer(batch.segments(), np.int32).reshape(-1, 2)
-    if (
-        len(ids) == 0
-        or cu_seqlens[0] != 0
-        or cu_seqlens[-1] != len(ids)
-        or np.diff(cu_seqlens).min() < 0
-    ):
-        raise ValueError("cu_seqlens do not divide the batch's tokens into sequences")
-    if len(spans) and (
-        spans.min() < 0 or spans.max() > len(ids) or (spans[:, 1] < spans[:, 0]).any()
-    ):
-        raise ValueError("a segment lies outside the batch's tokens")
-    if batch.head == "tokens" and (np.diff(spans) != 1).any():
-        raise ValueError("a segment of the head tokens is one token")
-    return ids, cu_seqlens, spans, np.frombuffer(batch.row_formats(), np.int32).reshape(-1, 5)
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flowerbed.folder import Quantizer
 from flowerbed.rose.kernels.backend import use_triton
 from flowerbed.rose.kernels.norm import MIN_NORM
 
@@ -26,7 +27,6 @@ MAX_NORM = 1e38
 FORMAT_COLUMNS = 5
 """Of a row's entry: segment, byte offset, `RowDtype`, dimensions, normalize."""
 
-Quantizer = Literal["tanh"]
 """How a model that was trained for whole numbers makes them of its vectors."""
 
 

@@ -12,7 +12,7 @@ from typing import Self
 from torch import Tensor
 
 from flowerbed.errors import ModelError
-from flowerbed.folder_files import JsonObject, positive, setting
+from flowerbed.folder_files import JsonObject, check_supported, positive, setting
 from flowerbed.rose.inputs import ForwardContext
 from flowerbed.rose.layers.attention import AttentionNames, SelfAttention
 from flowerbed.rose.layers.embedding import InputEmbedding
@@ -58,12 +58,7 @@ class BertConfig:
     def read(cls, config: JsonObject) -> Self:
         """Checks the settings; ModelError names one that cannot be honoured."""
         where = "config.json"
-        for name, supported in SUPPORTED_SETTINGS.items():
-            value = config.get(name)
-            if value is not None and value not in supported:
-                raise ModelError(
-                    f"{where}: {name}={str(value)[:80]!r} is not supported; supported: {supported[0]!r}"
-                )
+        check_supported(where, config, SUPPORTED_SETTINGS)
         activation = setting(where, config, "hidden_act", str, "gelu")
         if activation not in ACTIVATIONS:
             raise ModelError(
