@@ -28,6 +28,8 @@ QUERY_WORDS, DOCUMENT_WORDS = 11, 511  # and one special token
 INDEX_ROWS, INDEX_CALLERS = 64, 8
 BULK = {"x-flowerbed-lane": "bulk"}
 RATES_BESIDE = (200.0, 3_000.0)  # queries a second
+TAIL_PARTS = ("lag", "queue", "step", "rest")
+"""Where the time of the slowest hundredth went: client, queue, step, and all else."""
 Row = dict[str, Any]
 
 
@@ -102,7 +104,7 @@ def show(rows: list[Row], console: Console) -> None:
     table = Table(title="milliseconds; rates a second")
     for column in ("figure", "n", "answers/s", "p50", "p95", "p99", "p99.9", "max", "rows/s"):
         table.add_column(column)
-    for column in ("gateway", "queue", "step", "client cores", "lost"):
+    for column in ("gateway", "queue", "step", "slowest 1%", "client cores", "lost"):
         table.add_column(column)
     for row in rows:
         latency = row["latency_ms"]
@@ -114,7 +116,8 @@ def show(rows: list[Row], console: Console) -> None:
         made = f"{row['rows_per_second']:.0f}"
         figure = f"{row['figure']}: {row['name']}"
         gateway = f"{row['in_gateway_ms']['request']:.2f}"
-        table.add_row(figure, *counts, *spread, made, gateway, *parts, client, lost)
+        tail = " + ".join(f"{row['tail'][f'{part}_ms']:.1f}" for part in TAIL_PARTS)
+        table.add_row(figure, *counts, *spread, made, gateway, *parts, tail, client, lost)
     console.print(table)
 
 
@@ -136,7 +139,7 @@ def main() -> None:
         print(
             json.dumps({"benchmark": "serving_gpu", "ready_s": round(ready_s, 2), **row, **where})
         )
-    show(bench.rows, Console(stderr=True, width=190))
+    show(bench.rows, Console(stderr=True, width=220))
 
 
 if __name__ == "__main__":

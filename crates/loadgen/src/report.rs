@@ -62,6 +62,38 @@ pub struct Tally {
     lags: Vec<u64>,
     queues: Vec<u64>,
     steps: Vec<u64>,
+    parts: Vec<Parts>,
+}
+
+/// Where the time of one answer went, microseconds.
+#[derive(Clone, Copy, Debug)]
+struct Parts {
+    latency: u64,
+    lag: u64,
+    queue: u64,
+    step: u64,
+}
+
+impl Parts {
+    fn rest(&self) -> u64 {
+        self.latency
+            .saturating_sub(self.lag + self.queue + self.step)
+    }
+}
+
+/// Where the time of the slowest hundredth went: means, milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Tail {
+    /// All of it.
+    pub latency_ms: f64,
+    /// Before the client sent the request.
+    pub lag_ms: f64,
+    /// In the worker's queue.
+    pub queue_ms: f64,
+    /// In the step.
+    pub step_ms: f64,
+    /// Gateway, network, and the client itself.
+    pub rest_ms: f64,
 }
 
 /// Counts and percentiles of one stream.
@@ -103,6 +135,10 @@ pub struct Report {
     pub queue_ms: Spread,
     /// Time of the steps, as the answers tell.
     pub step_ms: Spread,
+    /// What is left of the latency without lag, queue and step.
+    pub rest_ms: Spread,
+    /// Of answers that tell of queue and step.
+    pub tail: Tail,
     /// By this stream.
     pub connections: u64,
     /// Those that ended with an error.
@@ -127,6 +163,7 @@ impl Tally {
             lags: Vec::new(),
             queues: Vec::new(),
             steps: Vec::new(),
+            parts: Vec::new(),
         }
     }
 
@@ -145,8 +182,8 @@ impl Tally {
         let report = &mut self.report;
         report.sent += 1;
         self.ended = self.ended.max(ended);
-        self.lags
-            .push(micros(sent.saturating_duration_since(intended)));
+        let lag = micros(sent.saturating_duration_since(intended));
+        self.lags.push(lag);
         let answered = match end {
             End::Answered(answered) => answered,
             End::Failed(step) => {
@@ -159,14 +196,20 @@ impl Tally {
             }
         };
         *report.by_status.entry(answered.status).or_default() += 1;
-        self.latencies
-            .push(micros(ended.saturating_duration_since(intended)));
+        let latency = micros(ended.saturating_duration_since(intended));
+        self.latencies.push(latency);
         let gap = ended.saturating_duration_since(self.last_answer);
         report.longest_gap_s = report.longest_gap_s.max(gap.as_secs_f64());
         self.last_answer = self.last_answer.max(ended);
         if let Some((queue, step)) = answered.server_us {
             self.queues.push(queue);
             self.steps.push(step);
+            self.parts.push(Parts {
+                latency,
+                lag,
+                queue,
+                step,
+            });
         }
         match answered.checked {
             Ok(num_tokens) => {
@@ -204,9 +247,33 @@ impl Tally {
             lag_ms: Spread::of(self.lags),
             queue_ms: Spread::of(self.queues),
             step_ms: Spread::of(self.steps),
+            rest_ms: Spread::of(self.parts.iter().map(Parts::rest).collect()),
+            tail: Tail::of(self.parts),
             connections: num_opened,
             connections_broken: num_broken,
             ..self.report
+        }
+    }
+}
+
+impl Tail {
+    #[allow(
+        clippy::cast_precision_loss,
+        reason = "microseconds of one run are far below 2^52"
+    )]
+    fn of(mut parts: Vec<Parts>) -> Self {
+        parts.sort_unstable_by_key(|parts| std::cmp::Reverse(parts.latency));
+        parts.truncate(parts.len().div_ceil(100));
+        let mean = |part: fn(&Parts) -> u64| {
+            let sum: u64 = parts.iter().map(part).sum();
+            sum as f64 / 1_000.0 / parts.len().max(1) as f64
+        };
+        Self {
+            latency_ms: mean(|parts| parts.latency),
+            lag_ms: mean(|parts| parts.lag),
+            queue_ms: mean(|parts| parts.queue),
+            step_ms: mean(|parts| parts.step),
+            rest_ms: mean(Parts::rest),
         }
     }
 }
@@ -259,5 +326,9 @@ mod tests {
         assert!((report.latency_ms.max - 700.0).abs() < 1e-6);
         assert!((report.lag_ms.max - 1.0).abs() < 1e-6);
         assert!((report.queue_ms.p50 - 0.5).abs() < 1e-9);
+        // The slowest of three took 700 ms: 1 before it left, 0.5 in the queue, 1.5 in the step.
+        assert!((report.tail.latency_ms - 700.0).abs() < 1e-6);
+        assert!((report.tail.rest_ms - 697.0).abs() < 1e-6);
+        assert!((report.rest_ms.max - 697.0).abs() < 1e-6);
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::mpsc::SyncSender;
 
 use tokio::sync::mpsc;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use crate::batch::Batch;
 use crate::chunk::Chunk;
@@ -31,6 +31,8 @@ pub(crate) enum Command {
     },
     /// The device or what drives it is beyond repair: nobody who waits here will be served.
     GiveUp(String),
+    /// Time has passed.
+    Wake,
     /// Take no more work, finish what is queued.
     Drain,
     /// The time for that is over: whoever still waits is refused.
@@ -45,4 +47,16 @@ pub(crate) struct Submission {
     pub(crate) reply: Reply,
     /// A probe goes before all others and is never refused.
     pub(crate) is_probe: bool,
+}
+
+/// The next command, [`Command::Wake`] if none comes before `wake_at`; `None` once every sender is gone.
+pub(crate) async fn next(
+    commands: &mut mpsc::Receiver<Command>,
+    wake_at: Option<Instant>,
+) -> Option<Command> {
+    let Some(at) = wake_at else {
+        return commands.recv().await;
+    };
+    let received = timeout_at(at, commands.recv()).await;
+    received.unwrap_or(Some(Command::Wake))
 }

@@ -13,12 +13,13 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::batch::Batch;
-use crate::command::{Command, CommandSender, Submission};
+use crate::command::{self, Command, CommandSender, Submission};
 use crate::config::WorkerConfig;
 use crate::fault::{StepFault, unavailable};
 use crate::job::{JobState, STATUS_NOT_FINITE, StepTimes};
 use crate::metrics::{Metrics, Shed};
 use crate::scheduler::{Job, JobId, Lane, Pick, Plan, Scheduler, StepLimits, Stream};
+use crate::share::Share;
 use crate::state::State;
 use crate::timeline::{Mark, Timeline};
 use crate::waiter::Completed;
@@ -42,6 +43,7 @@ pub(crate) struct Dispatcher {
     in_flight: HashMap<u64, InFlight>,
     free_slots: HashMap<Stream, usize>,
     timeline: Timeline,
+    online_share: Share,
     last_landed: Instant,
     puller: Option<SyncSender<Batch>>,
     last_out_of_memory: Option<Instant>, // that halves did not mend
@@ -77,6 +79,7 @@ impl Dispatcher {
                 .map(|s| (*s, config.steps_in_flight))
                 .collect(),
             timeline: Timeline::default(),
+            online_share: Share::default(),
             last_landed: Instant::now(),
             puller: None,
             last_out_of_memory: None,
@@ -94,7 +97,8 @@ impl Dispatcher {
 
     /// Serves commands until every sender is gone.
     pub(crate) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
-        while let Some(command) = commands.recv().await {
+        let mut wake_at = None;
+        while let Some(command) = command::next(&mut commands, wake_at).await {
             self.apply(command);
             // What has arrived meanwhile belongs in the same batch; but a flood must not keep the
             // device waiting.
@@ -104,7 +108,7 @@ impl Dispatcher {
                 };
                 self.apply(command);
             }
-            self.dispatch();
+            wake_at = self.dispatch();
             self.metrics.queued_cost(self.scheduler.queued_cost());
             let starts = self.in_flight.values().map(|flight| {
                 let stream = flight.batch.plan.stream;
@@ -127,6 +131,7 @@ impl Dispatcher {
                 self.fail(batch_id, &reason, fault);
             }
             Command::GiveUp(reason) => self.device_fault(&reason, None),
+            Command::Wake => {}
             Command::Drain => self.state.set_draining(),
             Command::Cut => self.cut(),
         }
@@ -202,21 +207,27 @@ impl Dispatcher {
         self.state.queue_limit(self.config.max_batch_tokens)
     }
 
-    /// Hands Python the next batch, if it waits for one and a stream has a slot and work.
-    fn dispatch(&mut self) {
-        let Some(puller) = self.puller.take() else {
-            return;
-        };
+    /// Hands Python the next batch, if it waits for one and a stream has a slot and work. Returns
+    /// when to try again, where queries are held back.
+    fn dispatch(&mut self) -> Option<Instant> {
+        let puller = self.puller.take()?;
         if self.state.is_faulted() {
             // What the steps in flight read and write is kept until the puller ends.
             self.puller = (!self.in_flight.is_empty()).then_some(puller);
-            return;
+            return None;
         }
         self.sweep();
         let now = Instant::now();
+        let mut wake_at = None;
         for stream in self.config.streams.clone() {
             if self.free_slots.get(&stream).copied().unwrap_or(0) == 0 {
                 continue;
+            }
+            if stream == Stream::Online {
+                wake_at = self.held_back_until(now);
+                if wake_at.is_some() {
+                    continue;
+                }
             }
             let jobs = &self.jobs;
             let is_wanted = |id| jobs.get(&id).is_some_and(|job| job.is_wanted(now));
@@ -227,7 +238,7 @@ impl Dispatcher {
             self.forget(dropped);
             if let Some(plan) = plan {
                 self.hand_out(plan, &puller);
-                return;
+                return None;
             }
         }
         let is_drained =
@@ -235,6 +246,15 @@ impl Dispatcher {
         if !is_drained {
             self.puller = Some(puller);
         }
+        wake_at
+    }
+
+    /// Until when queries that wait are to become more, for the sake of work beside them.
+    fn held_back_until(&mut self, now: Instant) -> Option<Instant> {
+        let idle = self.free_slots.get(&Stream::Normal)?;
+        let is_busy_beside = *idle < self.config.steps_in_flight;
+        let since = is_busy_beside.then(|| self.scheduler.few_online_since())??;
+        self.online_share.held_back_until(since, now)
     }
 
     fn hand_out(&mut self, plan: Plan, puller: &SyncSender<Batch>) {
@@ -296,6 +316,9 @@ impl Dispatcher {
             mode: completed.mode,
             padding_tokens: completed.padding_tokens,
         };
+        if stream == Stream::Online {
+            self.online_share.spend(run.ran_for, completed.finished);
+        }
         self.state.count_step(cost, run, completed.finished);
         self.metrics
             .step(&times.mode, times.ran_for, times.copied_in);

@@ -24,6 +24,7 @@ pub mod scheduler;
 mod scrape;
 mod server;
 mod service;
+mod share;
 mod state;
 mod timeline;
 mod waiter;

@@ -228,6 +228,21 @@ impl Scheduler {
         self.queued_cost
     }
 
+    /// When the first of the queries that wait came in, if they are too few to fill a step.
+    #[must_use]
+    pub fn few_online_since(&self) -> Option<Instant> {
+        let lane = &self.lanes[Lane::Online as usize];
+        let num_waiting: usize = lane
+            .iter()
+            .take(self.limits.slots)
+            .map(|queued| queued.job.costs.len() - queued.next)
+            .sum();
+        let is_full = num_waiting >= self.limits.slots
+            || self.queued_cost[Lane::Online as usize] >= self.limits.online_budget;
+        let first = lane.front()?;
+        (!is_full).then_some(first.job.enqueued)
+    }
+
     /// Whether nothing waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 SLOT_CLASSES = (16, 64)
 """Sequences of a graph. With flash-attn-4 64 slots cost 1.5 µs a layer more than they need, 16 cost 0.1;
 256 cost 39 (one H200, docs/measured-facts.md)."""
-BUCKET_STEPS = ((64, 32), (1_024, 64), (4_096, 256), (1 << 20, 1_024))
+BUCKET_STEPS = ((64, 32), (1_024, 64), (5_120, 256), (1 << 20, 1_024))
 """Token buckets: up to the first number in multiples of the second, then on to the next."""
 MAX_WASTE = 0.25
 """Share of padding up to which a captured larger graph serves while a fitting one is missing."""
