@@ -19,9 +19,10 @@ TILE = 128
 @dataclass
 class FakeEvent:
     cuda_event: int = 0
+    record_on: Callable[[Any], None] = lambda stream: None
 
     def record(self, stream: Any) -> None:
-        pass
+        self.record_on(stream)
 
     def query(self) -> bool:
         return True
@@ -42,9 +43,12 @@ class FakeDevice:
         self.index = 0
         self.current: Any = None
         self.num_captures = 0
+        self.num_streams = 0
+        self.used: list[str] = []  # stream of each event
 
     def stream(self, *, is_urgent: bool) -> str:
-        return "urgent" if is_urgent else "normal"
+        self.num_streams += 1
+        return f"{'urgent' if is_urgent else 'normal'} {self.num_streams}"
 
     @contextmanager
     def on(self, stream: Any) -> Iterator[None]:
@@ -56,8 +60,8 @@ class FakeDevice:
         return torch.full((size,), 77, dtype=dtype)  # what was there before
 
     def event(self, *, is_urgent: bool) -> FakeEvent:
-        assert is_urgent == (self.current == "urgent")
-        return FakeEvent()
+        assert is_urgent == self.current.startswith("urgent")
+        return FakeEvent(record_on=self.used.append)
 
     def synchronize(self) -> None:
         pass

@@ -49,7 +49,7 @@ class Fixture:
 def test_buckets_grow_coarser_and_reach_the_largest_step() -> None:
     assert token_buckets(130) == (32, 64, 128, 192)
     assert token_buckets(2_048)[-5:] == (1_024, 1_280, 1_536, 1_792, 2_048)
-    assert token_buckets(6_000)[-3:] == (4_096, 5_120, 6_144)
+    assert token_buckets(6_000)[-4:] == (4_608, 4_864, 5_120, 6_144)
 
 
 @pytest.mark.parametrize(

@@ -134,12 +134,30 @@ def values_of(data: NDArray[np.uint8], dtype: RowDtype) -> NDArray[np.float64]:
     return torch.from_numpy(data.copy()).view(torch_dtypes.get(dtype, torch.uint8)).double().numpy()
 
 
+def test_queries_take_turns_on_two_streams_and_all_else_has_one(
+    plain: Engine, runner: RaggedRunner, device: FakeDevice
+) -> None:
+    capture(runner, GraphCapture.START)
+    for stream in ("online", "normal", "online", "normal", "online"):
+        batch = batch_of([5, 9], stream=stream)
+        with torch.inference_mode():
+            result = runner.step(batch).numpy()
+        np.testing.assert_allclose(
+            rows(result, batch), rows(plain.step(batch).numpy(), batch), atol=2e-6
+        )
+    first, normal, second, *again = device.used
+    assert again == [normal, first]
+    assert len({first, second, normal}) == 3
+    assert first.startswith("urgent")
+    assert second.startswith("urgent")
+
+
 def test_every_size_is_captured_before_the_first_step(
     runner: RaggedRunner, device: FakeDevice
 ) -> None:
     capture(runner, GraphCapture.START)
     at_start = device.num_captures
-    assert at_start == 2 * (2 + 6)  # two slot classes, buckets to 64 and to 320
+    assert at_start == 2 * (2 * 2 + 6)  # two slot classes, buckets to 64, twice, and to 320
     with torch.inference_mode():
         assert runner.step(batch_of([7, 9])).mode == "replay"
         assert runner.step(batch_of([7], stream="online")).mode == "replay"

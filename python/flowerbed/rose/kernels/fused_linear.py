@@ -1,8 +1,8 @@
 """Products of many rows with the element-wise work that follows them, in one kernel where that is faster.
 
 That is on Hopper GPUs in bfloat16 with quack-kernels, which flash-attn-4 brings along. Elsewhere, and
-for fewer rows, the same is done in steps. Sums are in fp32, and rounded once at the end where one kernel
-does all. Knows no models. Called by `layers`.
+for fewer rows, the same is done in steps. Sums are in fp32, and rounded before more is done with them, in
+one kernel as in two. Knows no models. Called by `layers`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What quack's products do with their sums before they write them.
 
 Each function is traced once for each kernel; it works on one sum in fp32, or on those of a pair of
-neighbouring columns. Imports quack, so that only `quack_linear` imports it.
+neighbouring columns. Sums are rounded first, as where the product is a kernel of its own: a vector must not
+depend on the size of its step. Imports quack, so that only `quack_linear` imports it.
 """
 # pyright: reportMissingImports=false
 # ruff: noqa: ANN001, ANN201, ANN202 - quack reads the parameters' names, and gives them values of its own
@@ -11,6 +12,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import cutlass
 import cutlass.cute as cute
 from quack.activation import silu
 from quack.epilogue import pack, unpack
@@ -26,17 +28,22 @@ ROUND = 12_582_912.0
 """1.5 * 2^23: a smaller float added to it loses its fraction."""
 
 
+def rounded(value):
+    """As bfloat16 holds it, fp32."""
+    return value.to(cutlass.BFloat16).to(cutlass.Float32)
+
+
 @gemm_epilogue(outputs=("out",), mode="acc_pair")
 def swiglu(acc):
     """silu(gate) * up, of columns that were brought together."""
-    gate, up = unpack(acc)
+    gate, up = (rounded(value) for value in unpack(acc))
     return {"out": silu(gate) * up}
 
 
 @gemm_epilogue(ops={"bias": RowVecLoad("bias")})
 def bias_gelu(acc, bias):
     """gelu(x + bias): x where it is positive, less |x| times the tail beyond |x|."""
-    x = acc + bias
+    x = rounded(acc) + bias
     size = cute.arch.fmax(x, -x)
     tail = LOG2_TAIL[0]
     for coefficient in LOG2_TAIL[1:]:
@@ -50,7 +57,8 @@ def norm_rope(eps: float) -> Any:
     """Norm of each head, then the rotation of its neighbouring columns; see `fused_linear`."""
 
     def square(acc):
-        return {"head": acc * acc}
+        value = pack(*(rounded(value) for value in unpack(acc)))
+        return {"head": value * value}
 
     @gemm_epilogue(
         ops={
@@ -65,6 +73,7 @@ def norm_rope(eps: float) -> Any:
         mode="acc_pair",
     )
     def epilogue(acc, head, norm, keep, position, frequency):
+        acc = pack(*(rounded(value) for value in unpack(acc)))
         first, second = unpack(acc * (head * norm + keep))
         high, low = unpack(frequency)
         turns = position * high

@@ -1,7 +1,8 @@
 """Products of small steps, which read all weights for few tokens, and the norm between them.
 
 A product whose programs are too few for a GPU is split over its inner axis; the norm that follows adds
-up the parts, always in the same order. Sums are in fp32. Knows no models. Called by `layers`.
+up the parts, always in the same order. Sums are in fp32, and rounded before more is done with them, as in
+large steps: a vector must not depend on the size of its step. Knows no models. Called by `layers`.
 """
 
 from __future__ import annotations
@@ -82,12 +83,13 @@ def small_swiglu(x: Tensor, weight: Tensor) -> Tensor:
         from flowerbed.rose.kernels import triton_small_linear
 
         return triton_small_linear.small_swiglu(x, weight)
-    gate, up = functional.linear(x.float(), weight.float()).chunk(2, dim=-1)
+    sums = functional.linear(x.float(), weight.float()).to(x.dtype).float()
+    gate, up = sums.chunk(2, dim=-1)
     return (functional.silu(gate) * up).to(x.dtype)
 
 
 def add_parts_rms_norm(parts: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """rms_norm(residual), after the parts were added to it in place and the sum was rounded.
+    """rms_norm(residual), after the parts' sum was rounded and added to it in place.
 
     Args:
         parts: [num_parts, num_tokens, hidden] float32.
@@ -102,5 +104,5 @@ def add_parts_rms_norm(parts: Tensor, residual: Tensor, weight: Tensor, eps: flo
         from flowerbed.rose.kernels import triton_small_linear
 
         return triton_small_linear.add_parts_rms_norm(parts, residual, weight, eps)
-    total = residual.float() + parts.sum(0)
+    total = residual.float() + parts.sum(0).to(residual.dtype).float()
     return rms_norm(residual.copy_(total), weight, eps)

@@ -107,6 +107,7 @@ def _swiglu_linear_kernel(
             a = tl.load(weight_places + k, is_inner, other=0.0)
             b = tl.load(x_places + k, row_mask & is_inner, other=0.0)
         total = tl.dot(a, b.T, total, input_precision="ieee")
+    total = total.to(out.dtype.element_ty).to(tl.float32)
     gate, up = tl.split(tl.permute(tl.reshape(total, (2, COLUMNS, ROWS)), (1, 2, 0)))
     values = gate * up / (1.0 + tl.exp(-gate))
     out_columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -137,6 +138,7 @@ def _add_parts_rms_norm_kernel(
     total = tl.load(parts + places, mask, other=0.0)
     for part in tl.static_range(1, PARTS):
         total += tl.load(parts + part * num_tokens * H + places, mask, other=0.0)
+    total = total.to(residual.dtype.element_ty).to(tl.float32)
     rounded = (values + total).to(residual.dtype.element_ty)
     tl.store(residual + places, rounded, mask)
     values = rounded.to(tl.float32)
