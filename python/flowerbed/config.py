@@ -32,6 +32,12 @@ queries on streams of their own wait no longer; `flowerbed doctor --measure` fin
 GPU_SATURATION_BATCH_TOKENS = 16_384
 GPU_ONLINE_BATCH_TOKENS = 1_024
 """Step of the stream that only queries use; the graphs of that stream end here."""
+GPU_BESIDE_BATCH_TOKENS = 128
+"""Such a step while other work runs: the kernels of small steps, which find room beside it, end there. A query
+waits 1.6 ms for such a step and 5 ms for a larger one (one H200, docs/measured-facts.md)."""
+SPIN_MS = 20
+MIN_SPIN_CORES = 8
+"""Workers on GPUs and their gateway stay awake after a query, if there are so many cores for each GPU."""
 MAX_BATCH_SEQUENCES = 64
 GRAPH_MEMORY_MB = 4_096
 """What the CUDA graphs of one stream may take; about 10 MB each for a model of 28 layers."""
@@ -131,11 +137,13 @@ class WorkerConfig:
     max_batch_tokens: int = CPU_BATCH_TOKENS
     saturation_batch_tokens: int = CPU_SATURATION_BATCH_TOKENS  # bulk alone, no query lately
     online_batch_tokens: int = GPU_ONLINE_BATCH_TOKENS  # on the stream "online"
+    beside_batch_tokens: int = GPU_BESIDE_BATCH_TOKENS  # there, while other work runs
     max_batch_sequences: int = MAX_BATCH_SEQUENCES
     streams: tuple[str, ...] = ("normal",)  # served in this order; GPUs have "online" before it
     steps_in_flight: int = 1  # a stream; GPUs have 2
     request_timeout_s: float = REQUEST_TIMEOUT_S  # for callers that set no deadline
     step_timeout_s: float = STEP_TIMEOUT_S  # a longer step hangs: the worker ends, to be restarted
+    spin_ms: int = 0  # threads stay awake for so long after a query
     cost_per_second: float = 0.0  # measured at warm-up; sizes the queue until steps have run
 
     def to_core(self) -> str:
@@ -166,6 +174,7 @@ class GatewayConfig:
     request_timeout_s: float = REQUEST_TIMEOUT_S
     drain_timeout_s: float = DRAIN_TIMEOUT_S  # for open requests, once it is told to end
     tokenizer_threads: int = TOKENIZER_THREADS
+    spin_ms: int = 0  # threads stay awake for so long after a query
     auto_truncate: bool = AUTO_TRUNCATE
 
     def to_core(self) -> str:
@@ -203,6 +212,7 @@ class ServeConfig:
     max_batch_sequences: int = MAX_BATCH_SEQUENCES
     step_timeout_s: float = STEP_TIMEOUT_S
     tokenizer_threads: int = TOKENIZER_THREADS
+    spin_ms: int | None = None  # None: SPIN_MS on GPUs with cores enough, else 0
     auto_truncate: bool = AUTO_TRUNCATE
     request_timeout_s: float = REQUEST_TIMEOUT_S
     drain_timeout_s: float = DRAIN_TIMEOUT_S

@@ -42,6 +42,7 @@ _TABLES: dict[str, dict[str, _Key]] = {
         "port": _Key("port", _WHOLE, _FRONT),
         "workers": _Key("workers", _LIST, ("gateway",)),
         "tokenizer_threads": _Key("tokenizer_threads", _WHOLE, _FRONT),
+        "spin_ms": _Key("spin_ms", _WHOLE),
         "auto_truncate": _Key("auto_truncate", _BOOLEAN, _FRONT),
         "request_timeout_s": _Key("request_timeout", _NUMBER),
         "drain_timeout_s": _Key("drain_timeout", _NUMBER),

@@ -32,6 +32,7 @@ def run(
     request_timeout_s: float,
     drain_timeout_s: float,
     tokenizer_threads: int,
+    spin_ms: int,
     auto_truncate: bool,
     on_ready: Callable[[str, str], None],
 ) -> int:
@@ -48,6 +49,7 @@ def run(
         request_timeout_s: Longest time of a request.
         drain_timeout_s: Time for open requests once it is told to end.
         tokenizer_threads: For short requests; 0 for one a core.
+        spin_ms: How long threads stay awake after a query.
         auto_truncate: Whether longer inputs are cut where a request does not say.
         on_ready: Takes the address with its real port and the model's id.
 
@@ -68,6 +70,7 @@ def run(
         request_timeout_s=request_timeout_s,
         drain_timeout_s=drain_timeout_s,
         tokenizer_threads=tokenizer_threads,
+        spin_ms=spin_ms,
         auto_truncate=auto_truncate,
     )
     try:

@@ -20,6 +20,8 @@ from flowerbed.config import (
     CPU_SATURATION_BATCH_TOKENS,
     GPU_BATCH_TOKENS,
     GPU_SATURATION_BATCH_TOKENS,
+    MIN_SPIN_CORES,
+    SPIN_MS,
 )
 
 log = logging.getLogger(__name__)
@@ -80,6 +82,17 @@ def default_budget(device: str, space: str) -> int:
 def default_saturation(device: str) -> int:
     """Tokens of a step of bulk work alone, where nobody set them."""
     return CPU_SATURATION_BATCH_TOKENS if device == "cpu" else GPU_SATURATION_BATCH_TOKENS
+
+
+def default_spin(device: str, num_gpus: int = 1) -> int:
+    """Milliseconds for which threads stay awake after a query, where nobody set them.
+
+    Args:
+        device: cpu, cuda or cuda:N.
+        num_gpus: That share this machine's cores.
+    """
+    is_wide = machine.num_cores() >= MIN_SPIN_CORES * num_gpus
+    return SPIN_MS if device != "cpu" and is_wide else 0
 
 
 def find(wanted: Conditions) -> Knee | None:

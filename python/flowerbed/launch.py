@@ -13,6 +13,7 @@ from flowerbed import devices
 from flowerbed.child import ChildSpec
 from flowerbed.config import ServeConfig
 from flowerbed.config_file import CONFIG_VARIABLE
+from flowerbed.knee import default_spin
 from flowerbed.supervisor import Plan
 
 PROCESS_DEFAULTS = {
@@ -31,12 +32,16 @@ PROCESS_DEFAULTS = {
 def plan(config: ServeConfig, worker_devices: tuple[str, ...], folder: Path) -> Plan:
     """One gateway and a worker for each device, joined by Unix sockets in `folder`."""
     addresses = [f"unix:{folder / f'worker-{index}.sock'}" for index in range(len(worker_devices))]
+    spin_ms = config.spin_ms
+    if spin_ms is None:
+        spin_ms = default_spin(worker_devices[0], len(worker_devices))
     num_cores = max(1, len(os.sched_getaffinity(0)) // len(worker_devices))
 
     def gateway_at(port: int) -> ChildSpec:
         joined = [part for address in addresses for part in ("--worker", address)]
         options = ["--host", config.host, "--port", str(port), *joined]
         options += ["--tokenizer-threads", str(config.tokenizer_threads)]
+        options += ["--spin-ms", str(spin_ms)]
         options += ["--auto-truncate", str(config.auto_truncate).lower()]
         options += [part for alias in config.aliases for part in ("--alias", alias)]
         return ChildSpec("gateway", _command("gateway", config, options), _environment("cpu", 1))
@@ -50,7 +55,7 @@ def plan(config: ServeConfig, worker_devices: tuple[str, ...], folder: Path) -> 
         if config.saturation_batch_tokens is not None:
             options += ["--saturation-batch-tokens", str(config.saturation_batch_tokens)]
         options += ["--max-batch-sequences", str(config.max_batch_sequences)]
-        options += ["--step-timeout", str(config.step_timeout_s)]
+        options += ["--step-timeout", str(config.step_timeout_s), "--spin-ms", str(spin_ms)]
         if config.max_batch_tokens is not None:
             options += ["--max-batch-tokens", str(config.max_batch_tokens)]
         return _command("worker", config, options)

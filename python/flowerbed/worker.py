@@ -20,7 +20,7 @@ from flowerbed.config import GPU_ONLINE_BATCH_TOKENS, Attention, DType, GraphCap
 from flowerbed.errors import ConfigError, FlowerbedError
 from flowerbed.folder import read_folder
 from flowerbed.hub import resolve
-from flowerbed.knee import default_budget, default_saturation
+from flowerbed.knee import default_budget, default_saturation, default_spin
 from flowerbed.machine import bind_hint
 from flowerbed.parent import EXIT_DEVICE_FAULT
 from flowerbed.rose.device import fault_of
@@ -51,6 +51,7 @@ def run(
     saturation_batch_tokens: int | None,
     max_batch_sequences: int,
     step_timeout_s: float,
+    spin_ms: int | None,
     request_timeout_s: float,
     drain_timeout_s: float,
     token: str | None,
@@ -75,6 +76,7 @@ def run(
             takes the device's.
         max_batch_sequences: Slots of one step.
         step_timeout_s: A longer step hangs, and the process ends.
+        spin_ms: How long threads stay awake after a query; None takes the device's.
         request_timeout_s: Deadline of callers that set none.
         drain_timeout_s: Time for what is queued once it is told to end.
         token: Secret that callers must send, or None.
@@ -113,6 +115,7 @@ def run(
         streams=engine.streams,
         steps_in_flight=engine.steps_in_flight,
         step_timeout_s=step_timeout_s,
+        spin_ms=default_spin(info.device) if spin_ms is None else spin_ms,
         request_timeout_s=request_timeout_s,
         cost_per_second=cost_per_second(engine, info.attention_scale, budget),
     )

@@ -157,7 +157,7 @@ def test_each_option_of_serve_is_also_an_environment_variable(run, served):
     by_option += ("--drain-timeout", "9", "--step-timeout", "8", "--tokenizer-threads", "3")
     by_option += ("--workers", "2", "--saturation-batch-tokens", "128")
     by_option += ("--max-batch-sequences", "7", "--alias", "a", "--alias", "b")
-    by_option += ("--auto-truncate", "false")
+    by_option += ("--auto-truncate", "false", "--spin-ms", "5")
     assert run(*by_option).code == 0
     outcome = run(
         "serve",
@@ -173,6 +173,7 @@ def test_each_option_of_serve_is_also_an_environment_variable(run, served):
         FLOWERBED_LOG_LEVEL="debug",
         FLOWERBED_DRAIN_TIMEOUT="9",
         FLOWERBED_STEP_TIMEOUT="8",
+        FLOWERBED_SPIN_MS="5",
         FLOWERBED_TOKENIZER_THREADS="3",
         FLOWERBED_WORKERS="2",
         FLOWERBED_SATURATION_BATCH_TOKENS="128",

@@ -18,6 +18,7 @@ port = 9000
 request_timeout_s = 5
 drain_timeout_s = 2.5
 tokenizer_threads = 3
+spin_ms = 4
 auto_truncate = false
 log_format = "json"
 log_level = "debug"
@@ -84,6 +85,7 @@ def test_every_setting_of_serve_can_stand_in_the_file(serve, file):
         max_batch_sequences=16,
         step_timeout_s=7.0,
         tokenizer_threads=3,
+        spin_ms=4,
         auto_truncate=False,
         request_timeout_s=5.0,
         drain_timeout_s=2.5,

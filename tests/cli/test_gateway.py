@@ -69,6 +69,7 @@ def run(on_ready=lambda address, model: None) -> int:
         request_timeout_s=1.0,
         drain_timeout_s=2.0,
         tokenizer_threads=0,
+        spin_ms=0,
         auto_truncate=True,
         on_ready=on_ready,
     )

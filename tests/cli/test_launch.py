@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from flowerbed import devices, launch, ready
-from flowerbed.config import DType, ServeConfig
+from flowerbed import devices, launch, machine, ready
+from flowerbed.config import MIN_SPIN_CORES, SPIN_MS, DType, ServeConfig
 from flowerbed.errors import ConfigError, DeviceError
 from flowerbed.runtime_folder import runtime_folder
 
@@ -41,7 +41,17 @@ def test_every_setting_reaches_the_worker():
     assert options["--max-batch-tokens"] == "77"
     assert options["--request-timeout"] == "3.0"
     assert options["--step-timeout"] == "4.0"
+    assert options["--spin-ms"] == "0"  # on a CPU
     assert options["--device"] == "cpu"
+
+
+def test_threads_stay_awake_where_gpus_have_cores_enough(monkeypatch):
+    for num_cores, expected in ((MIN_SPIN_CORES * 2, SPIN_MS), (MIN_SPIN_CORES * 2 - 1, 0)):
+        monkeypatch.setattr(machine, "num_cores", lambda count=num_cores: count)
+        for asked, found in ((None, expected), (3, 3), (0, 0)):
+            plan = launch.plan(ServeConfig(spin_ms=asked), ("cuda:0", "cuda:1"), FOLDER)
+            commands = [plan.gateway_at(0).command, *(worker.command for worker in plan.workers)]
+            assert [pairs(command)["--spin-ms"] for command in commands] == [str(found)] * 3
 
 
 def test_whether_inputs_are_cut_reaches_the_gateway():

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use flowerbed_protocol::Awake;
 use flowerbed_text::Encoder;
 
 use crate::body::BodyMemory;
@@ -27,6 +28,8 @@ pub(crate) struct App {
     pub(crate) body_memory: BodyMemory,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) phases: Phases,
+    /// Touched by every short request.
+    pub(crate) awake: Awake,
     /// Seconds since 1970.
     pub(crate) started_at: u64,
 }
@@ -67,6 +70,7 @@ impl App {
             body_memory: BodyMemory::new(),
             metrics,
             phases,
+            awake: Awake::new(config.spin),
             started_at,
             config,
         };

@@ -134,7 +134,8 @@ pub(crate) async fn discard(headers: &HeaderMap, mut body: Body, num_read: u64) 
     num_bytes
 }
 
-fn declared_length(headers: &HeaderMap) -> Option<u64> {
+/// What `Content-Length` says, if it says something.
+pub(crate) fn declared_length(headers: &HeaderMap) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 

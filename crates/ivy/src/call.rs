@@ -10,7 +10,7 @@ use flowerbed_protocol::{Error as RequestError, ErrorKind};
 use tokio::time::{Instant, timeout_at};
 
 use crate::app::App;
-use crate::body::Held;
+use crate::body::{Held, declared_length};
 use crate::compute::{Compute, Work};
 use crate::context::Context;
 use crate::error::Error;
@@ -49,6 +49,11 @@ pub(crate) async fn answer(
     handler: impl AsyncFnOnce(&Call, Received) -> Result<Response, Error>,
 ) -> Response {
     let started = Instant::now();
+    let is_short = declared_length(request.headers())
+        .is_some_and(|length| usize::try_from(length).is_ok_and(Compute::is_small));
+    if is_short {
+        app.awake.touch();
+    }
     let longest = app.config.request_timeout;
     let timeout = headers::timeout(request.headers(), longest);
     let deadline = started + *timeout.as_ref().unwrap_or(&longest);

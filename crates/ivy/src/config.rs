@@ -28,6 +28,9 @@ pub struct GatewayConfig {
     pub drain_timeout: Duration,
     /// Threads that tokenize short requests; 0 means one a core.
     pub tokenizer_threads: usize,
+    /// How long threads stay awake after a query.
+    #[serde(rename = "spin_ms", deserialize_with = "settings::millis")]
+    pub spin: Duration,
     /// Whether over-long inputs are cut where a request does not say.
     pub auto_truncate: bool,
 }
@@ -77,7 +80,7 @@ mod tests {
         },
         "workers": ["unix:/run/w.sock"], "listen": "127.0.0.1:0", "worker_token": "hush",
         "request_timeout_s": 60.0, "drain_timeout_s": 30.0, "tokenizer_threads": 0,
-        "auto_truncate": true
+        "spin_ms": 0, "auto_truncate": true
     }"#;
 
     #[test]

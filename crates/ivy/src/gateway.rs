@@ -58,6 +58,8 @@ impl Gateway {
             for (replica, connector) in app.pool.replicas.iter().zip(connectors) {
                 background.spawn(connector.keep(Arc::clone(replica)));
             }
+            let kept = Arc::clone(&app);
+            background.spawn(async move { kept.awake.keep().await });
             let metrics = Arc::clone(&app.metrics);
             background.spawn(async move {
                 loop {

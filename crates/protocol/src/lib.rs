@@ -1,8 +1,9 @@
 //! Words that Ivy and Tulip share: the wire messages, packed columns, limits and error kinds.
 //!
-//! No I/O and no runtime. Everything that crosses a process is defined here or in
+//! No I/O. Everything that crosses a process is defined here or in
 //! `proto/flowerbed/v1/inference.proto`.
 
+pub mod awake;
 pub mod cost;
 pub mod error;
 pub mod limits;
@@ -23,6 +24,7 @@ pub mod v1 {
     tonic::include_proto!("flowerbed.v1");
 }
 
+pub use awake::Awake;
 pub use cost::CostModel;
 pub use error::{Error, ErrorKind, Fault};
 

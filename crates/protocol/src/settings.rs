@@ -24,6 +24,14 @@ impl fmt::Debug for Secret {
     }
 }
 
+/// Reads a time that may be zero, given in whole milliseconds.
+///
+/// # Errors
+/// The value is no such number.
+pub fn millis<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    u64::deserialize(deserializer).map(Duration::from_millis)
+}
+
 /// Reads a time limit, given in seconds: positive and finite.
 ///
 /// # Errors

@@ -26,6 +26,8 @@ pub struct WorkerConfig {
     pub saturation_batch_tokens: u64,
     /// Budget of a step of the stream that only queries use, in cost.
     pub online_batch_tokens: u64,
+    /// Budget of such a step while other work runs, in cost.
+    pub beside_batch_tokens: u64,
     /// Slot limit of one step.
     pub max_batch_sequences: usize,
     /// Streams of the device.
@@ -38,6 +40,9 @@ pub struct WorkerConfig {
     /// A step that takes longer hangs, and only a new process helps.
     #[serde(rename = "step_timeout_s", deserialize_with = "settings::seconds")]
     pub step_timeout: Duration,
+    /// How long threads stay awake after a query.
+    #[serde(rename = "spin_ms", deserialize_with = "settings::millis")]
+    pub spin: Duration,
     /// Rate measured at warm-up; sizes the queue until steps have run.
     pub cost_per_second: f64,
 }

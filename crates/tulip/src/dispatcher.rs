@@ -64,6 +64,7 @@ impl Dispatcher {
         let limits = StepLimits {
             budget: config.max_batch_tokens,
             online_budget: config.online_batch_tokens,
+            beside_budget: config.beside_batch_tokens,
             saturation_budget: config.saturation_batch_tokens.max(config.max_batch_tokens),
             slots: config.max_batch_sequences,
             result_bytes: limits::MAX_RESULT_BYTES as u64,
@@ -160,6 +161,9 @@ impl Dispatcher {
             return;
         }
         let now = Instant::now();
+        if chunk.lane == Lane::Online {
+            self.state.awake.touch();
+        }
         let id = JobId(self.new_id());
         let job = Job {
             id,
@@ -219,12 +223,20 @@ impl Dispatcher {
         self.sweep();
         let now = Instant::now();
         let mut wake_at = None;
+        let is_busy_beside = self
+            .free_slots
+            .get(&Stream::Normal)
+            .is_some_and(|free| *free < self.config.steps_in_flight);
+        self.scheduler.set_busy_beside(is_busy_beside);
         for stream in self.config.streams.clone() {
             if self.free_slots.get(&stream).copied().unwrap_or(0) == 0 {
                 continue;
             }
-            if stream == Stream::Online {
-                wake_at = self.held_back_until(now);
+            if stream == Stream::Online
+                && is_busy_beside
+                && let Some(since) = self.scheduler.few_online_since()
+            {
+                wake_at = self.online_share.held_back_until(since, now);
                 if wake_at.is_some() {
                     continue;
                 }
@@ -247,14 +259,6 @@ impl Dispatcher {
             self.puller = Some(puller);
         }
         wake_at
-    }
-
-    /// Until when queries that wait are to become more, for the sake of work beside them.
-    fn held_back_until(&mut self, now: Instant) -> Option<Instant> {
-        let idle = self.free_slots.get(&Stream::Normal)?;
-        let is_busy_beside = *idle < self.config.steps_in_flight;
-        let since = is_busy_beside.then(|| self.scheduler.few_online_since())??;
-        self.online_share.held_back_until(since, now)
     }
 
     fn hand_out(&mut self, plan: Plan, puller: &SyncSender<Batch>) {

@@ -130,6 +130,8 @@ pub struct StepLimits {
     pub saturation_budget: u64,
     /// Cost of a step of [`Stream::Online`]: larger ones would be no answer to a query in time.
     pub online_budget: u64,
+    /// Cost of such a step while another runs beside it, unless more than [`Self::online_budget`] waits.
+    pub beside_budget: u64,
     /// Places for sequences.
     pub slots: usize,
     /// Bytes of all rows; no sequence alone has more.
@@ -156,6 +158,7 @@ struct Queued {
 pub struct Scheduler {
     limits: StepLimits,
     has_online_stream: bool,
+    is_busy_beside: bool,
     lanes: [VecDeque<Queued>; 3],
     queued_cost: [u64; 3],
     last_served: [Option<Instant>; 3],
@@ -172,6 +175,7 @@ impl Scheduler {
         Self {
             limits,
             has_online_stream: streams.contains(&Stream::Online),
+            is_busy_beside: false,
             lanes: Default::default(),
             queued_cost: [0; 3],
             last_served: [None; 3],
@@ -222,6 +226,11 @@ impl Scheduler {
         true
     }
 
+    /// Notes whether steps of [`Stream::Normal`] are on the device, beside which queries would run.
+    pub fn set_busy_beside(&mut self, is_busy: bool) {
+        self.is_busy_beside = is_busy;
+    }
+
     /// Cost that waits in each lane, in the order of [`Lane::ALL`].
     #[must_use]
     pub fn queued_cost(&self) -> [u64; 3] {
@@ -238,7 +247,7 @@ impl Scheduler {
             .map(|queued| queued.job.costs.len() - queued.next)
             .sum();
         let is_full = num_waiting >= self.limits.slots
-            || self.queued_cost[Lane::Online as usize] >= self.limits.online_budget;
+            || self.queued_cost[Lane::Online as usize] >= self.online_budget();
         let first = lane.front()?;
         (!is_full).then_some(first.job.enqueued)
     }
@@ -292,7 +301,7 @@ impl Scheduler {
         let mut slots_left = self.limits.slots;
         let mut bytes_left = self.limits.result_bytes;
         let budget = match stream {
-            Stream::Online => self.limits.online_budget,
+            Stream::Online => self.online_budget(),
             Stream::Normal => self.budget(now),
         };
         let mut holds_online = false;
@@ -348,6 +357,15 @@ impl Scheduler {
             self.lanes[lane].pop_front();
         }
         plan.filter(|plan| !plan.picks.is_empty())
+    }
+
+    fn online_budget(&self) -> u64 {
+        let is_much = self.queued_cost[Lane::Online as usize] >= self.limits.online_budget;
+        if self.is_busy_beside && !is_much {
+            self.limits.beside_budget
+        } else {
+            self.limits.online_budget
+        }
     }
 
     /// The knee, or more while only bulk waits and no query came lately.

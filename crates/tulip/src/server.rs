@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
+use std::sync::mpsc::{self, RecvTimeoutError, SyncSender, TryRecvError};
 use std::time::Duration;
 
 use axum::Router;
@@ -89,7 +89,11 @@ impl Tulip {
             .enable_all()
             .build()?;
         let config = Arc::new(config);
-        let state = Arc::new(State::new(config.cost_per_second, config.max_batch_tokens));
+        let state = Arc::new(State::new(
+            config.cost_per_second,
+            config.max_batch_tokens,
+            config.spin,
+        ));
         let metrics = Arc::new(Metrics::new());
         let (commands, receiver) = Dispatcher::channel();
         let mut waiters = HashMap::new();
@@ -139,6 +143,8 @@ impl Tulip {
             Arc::clone(&state),
             Arc::clone(&metrics),
         );
+        let kept = Arc::clone(&state);
+        tokio::spawn(async move { kept.awake.keep().await });
         let dispatching = tokio::spawn(dispatcher.run(receiver));
         let watched = Arc::clone(&state);
         tokio::spawn(async move {
@@ -194,7 +200,7 @@ impl Tulip {
                 receiver
             }
         };
-        match receiver.recv_timeout(patience) {
+        match self.receive(&receiver, patience) {
             Ok(batch) => {
                 let taken = (batch.plan.stream, Instant::now());
                 self.pulls.lock().taken.insert(batch.id, taken);
@@ -206,6 +212,22 @@ impl Tulip {
             }
             Err(RecvTimeoutError::Disconnected) => Pull::Drained,
         }
+    }
+
+    fn receive(
+        &self,
+        receiver: &mpsc::Receiver<Batch>,
+        patience: Duration,
+    ) -> Result<Batch, RecvTimeoutError> {
+        let end = Instant::now() + patience;
+        while self.state.awake.is_awake() && Instant::now() < end {
+            match receiver.try_recv() {
+                Err(TryRecvError::Empty) => std::hint::spin_loop(),
+                Err(TryRecvError::Disconnected) => return Err(RecvTimeoutError::Disconnected),
+                Ok(batch) => return Ok(batch),
+            }
+        }
+        receiver.recv_timeout(end.saturating_duration_since(Instant::now()))
     }
 
     /// Hands over what a step gave, to be answered when the device is done.

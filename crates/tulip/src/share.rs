@@ -10,7 +10,7 @@ const SHARE: f64 = 0.4;
 /// What was not used lately, so that a burst of queries at a moderate rate waits for nothing.
 const BURST: Duration = Duration::from_millis(50);
 /// A query waits no longer for the sake of other work.
-const PATIENCE: Duration = Duration::from_micros(2_500);
+const PATIENCE: Duration = Duration::from_millis(2);
 
 /// Time that online steps have left; below zero they wait, and grow meanwhile.
 #[derive(Debug, Default)]

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use flowerbed_protocol::limits;
+use flowerbed_protocol::{Awake, limits};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -22,6 +22,8 @@ pub(crate) struct State {
     phase: watch::Sender<Phase>,
     was_cut: AtomicBool,
     typical_cost: f64,
+    /// Touched by every query.
+    pub(crate) awake: Awake,
 }
 
 #[derive(Debug)]
@@ -45,7 +47,7 @@ pub(crate) enum Phase {
 
 impl State {
     #[allow(clippy::cast_precision_loss, reason = "budgets are far below 2^52")]
-    pub(crate) fn new(cost_per_second: f64, max_batch_tokens: u64) -> Self {
+    pub(crate) fn new(cost_per_second: f64, max_batch_tokens: u64, spin: Duration) -> Self {
         Self {
             figures: Mutex::new(Figures {
                 cost_per_second,
@@ -57,6 +59,7 @@ impl State {
             phase: watch::Sender::new(Phase::Serving),
             was_cut: AtomicBool::new(false),
             typical_cost: max_batch_tokens as f64 * TYPICAL_SHARE,
+            awake: Awake::new(spin),
         }
     }
 
@@ -177,7 +180,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_device_is_busy_while_any_step_is_in_flight_and_counts_once() {
-        let (state, start) = (State::new(0.0, 100), Instant::now());
+        let (state, start) = (State::new(0.0, 100, Duration::ZERO), Instant::now());
         let at = |seconds| start + seconds * SECOND;
         state.set_in_flight(Some(at(0)), at(0)); // the first of two streams
         tokio::time::advance(SECOND).await;
@@ -197,7 +200,7 @@ mod tests {
 
     #[test]
     fn the_rate_is_learned_from_typical_steps_that_measure_the_device() {
-        let (state, now) = (State::new(0.0, 100), Instant::now());
+        let (state, now) = (State::new(0.0, 100, Duration::ZERO), Instant::now());
         let run = |device_cost| StepRun {
             ran_for: SECOND,
             device_cost,

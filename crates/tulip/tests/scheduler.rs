@@ -13,6 +13,7 @@ const LIMITS: StepLimits = StepLimits {
     budget: 100,
     saturation_budget: 100,
     online_budget: 40,
+    beside_budget: 10,
     slots: 8,
     result_bytes: 1_000,
 };
@@ -171,6 +172,36 @@ fn the_stream_of_queries_has_a_budget_of_its_own_and_a_longer_query_runs_alone()
         steps.extend(picked(&plan));
     }
     assert_eq!(steps, [(1, 0, 2), (1, 2, 1), (1, 3, 1), (1, 4, 1)]);
+}
+
+#[test]
+fn queries_beside_other_work_share_small_steps_until_more_wait_than_a_large_one_holds() {
+    let (mut scheduler, now) = (on_gpu(), Instant::now());
+    let sizes = |scheduler: &mut Scheduler| {
+        std::iter::from_fn(|| {
+            scheduler.next_plan(Stream::Online, now, |_| true, &mut Vec::new())
+        })
+        .map(|plan| plan.cost)
+        .collect::<Vec<_>>()
+    };
+    for id in 0..6 {
+        scheduler.push(job(id, Lane::Online, &[5], now));
+    }
+    assert_eq!(scheduler.few_online_since(), Some(now));
+    scheduler.set_busy_beside(true);
+    assert_eq!(scheduler.few_online_since(), None, "a small step is full");
+    assert_eq!(sizes(&mut scheduler), [10, 10, 10]);
+    assert_eq!(scheduler.few_online_since(), None, "nothing waits");
+    for id in 10..20 {
+        scheduler.push(job(id, Lane::Online, &[5], now));
+    }
+    // Slots end the first step.
+    assert_eq!(sizes(&mut scheduler), [40, 10]);
+    scheduler.set_busy_beside(false);
+    for id in 20..26 {
+        scheduler.push(job(id, Lane::Online, &[5], now));
+    }
+    assert_eq!(sizes(&mut scheduler), [30]);
 }
 
 #[test]

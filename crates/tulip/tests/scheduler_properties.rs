@@ -15,6 +15,7 @@ const LIMITS: StepLimits = StepLimits {
     budget: 100,
     saturation_budget: 300,
     online_budget: 60,
+    beside_budget: 60,
     slots: 8,
     result_bytes: 1_000,
 };

@@ -32,6 +32,7 @@ def gateway(
     request_timeout: options.RequestTimeout = config.REQUEST_TIMEOUT_S,
     drain_timeout: options.DrainTimeout = config.DRAIN_TIMEOUT_S,
     tokenizer_threads: options.TokenizerThreads = config.TOKENIZER_THREADS,
+    spin_ms: options.Spin = None,
     auto_truncate: options.AutoTruncate = options.AUTO_TRUNCATE,
     log_format: options.Log = config.LogFormat.TEXT,
     log_level: options.Level = config.LogLevel.INFO,
@@ -59,6 +60,7 @@ def gateway(
         request_timeout_s=request_timeout,
         drain_timeout_s=drain_timeout,
         tokenizer_threads=tokenizer_threads,
+        spin_ms=spin_ms or 0,
         auto_truncate=bool(auto_truncate),
         on_ready=announce,
     )

@@ -246,6 +246,18 @@ TokenizerThreads = Annotated[
         help="Threads that tokenize short requests; 0 is one a core.",
     ),
 ]
+Spin = Annotated[
+    int | None,
+    typer.Option(
+        "--spin-ms",
+        envvar="FLOWERBED_SPIN_MS",
+        min=0,
+        max=1_000,
+        metavar="MS",
+        help="How long threads stay awake after a query, which takes up to three cores; 0 is never.",
+        show_default=f"{config.SPIN_MS} on GPUs with {config.MIN_SPIN_CORES} cores each, else 0",
+    ),
+]
 AutoTruncate = Annotated[
     Switch,
     typer.Option(

@@ -54,7 +54,7 @@ impl Ivy {
             "workers": workers.iter().map(|worker| worker.address.clone()).collect::<Vec<_>>(),
             "listen": "127.0.0.1:0", "worker_token": null, "request_timeout_s": 20.0,
             "drain_timeout_s": 20.0,
-            "tokenizer_threads": 2, "auto_truncate": true
+            "tokenizer_threads": 2, "spin_ms": 0, "auto_truncate": true
         });
         change(&mut config);
         let running = Gateway::start(serde_json::from_value(config).unwrap()).unwrap();
