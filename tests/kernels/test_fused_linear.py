@@ -137,12 +137,17 @@ def quack():
 
 
 def assert_near(found, expected):
-    """bfloat16 of values in fp32: 1.7e-3 of the norm is the rounding's; few sums round another way."""
+    """bfloat16 of values in fp32: 1.7e-3 of the norm is the rounding's.
+
+    One sum in thousands lies so near to a tie that another order of adding rounds it the other way.
+    """
     assert found.dtype == torch.bfloat16
     assert found.isfinite().all()
     error = torch.linalg.vector_norm(found.float() - expected)
     assert error <= 1.8e-3 * torch.linalg.vector_norm(expected)
-    torch.testing.assert_close(found.float(), expected, rtol=2**-8, atol=1e-3)
+    is_other = (found.float() - expected).abs() > 2**-8 * expected.abs() + 1e-3
+    assert is_other.float().mean() <= 1e-3
+    torch.testing.assert_close(found.float(), expected, rtol=2**-6, atol=2e-2)
 
 
 ROWS = (1, 63, 333, 2_049)

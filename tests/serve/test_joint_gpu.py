@@ -24,7 +24,7 @@ from serve.joint import WIDTH, joint
 
 pytestmark = pytest.mark.gpu
 
-LONG_S = 0.3
+LONG_S = 0.6
 FAULT = 700
 """Id that makes a kernel of the step fail."""
 
@@ -142,7 +142,12 @@ def test_queries_are_answered_beside_two_long_steps_in_flight(tmp_path) -> None:
         threads = [threading.Thread(target=re_index, args=(number,)) for number in range(1, 5)]
         for thread in threads:
             thread.start()
-        time.sleep(LONG_S / 3)
+        while engine.launched.count("normal") < 2:
+            assert time.perf_counter() - started < LONG_S, (
+                "the second waits for no end of the first"
+            )
+            time.sleep(0.001)
+        time.sleep(LONG_S / 6)
         assert engine.launched.count("normal") == 2, "two in flight, and no third"
         latencies = []
         for number in range(20):

@@ -57,7 +57,7 @@ def norm_rope(eps: float) -> Any:
     """Norm of each head, then the rotation of its neighbouring columns; see `fused_linear`."""
 
     def square(acc):
-        value = pack(*(rounded(value) for value in unpack(acc)))
+        value = rounded(acc)
         return {"head": value * value}
 
     @gemm_epilogue(
