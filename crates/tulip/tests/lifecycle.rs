@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use flowerbed_protocol::v1::inference_client::InferenceClient;
 use flowerbed_protocol::{Error, ErrorKind, v1};
+use flowerbed_tulip::StepFault;
 use hyper_util::rt::TokioExecutor;
 use support::{NAN, Worker, client_of, request, row_of, rows, until_serving};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -191,17 +192,23 @@ static GIVEN_UP: AtomicBool = AtomicBool::new(false);
 
 #[tokio::test]
 async fn a_step_that_hangs_fails_its_callers_and_the_process_is_given_up() {
-    let worker = Worker::start_with(
+    // Only the step of the request: a probe before it would hang alone.
+    let worker = Worker::start_engine(
         |c| c["step_timeout_s"] = 0.2.into(),
-        Duration::from_secs(2),
         || GIVEN_UP.store(true, Ordering::SeqCst),
+        |tulip, batch| {
+            if batch.ids.contains(&9) {
+                std::thread::sleep(Duration::from_secs(2));
+            }
+            tulip.failed(batch.id, "no rows".to_owned(), StepFault::Input);
+        },
     );
     let start = Instant::now();
     let error = Error::from(
         &worker
             .client()
             .await
-            .run(request(&[&[1]]))
+            .run(request(&[&[9]]))
             .await
             .unwrap_err(),
     );

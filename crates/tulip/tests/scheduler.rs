@@ -178,11 +178,9 @@ fn the_stream_of_queries_has_a_budget_of_its_own_and_a_longer_query_runs_alone()
 fn queries_beside_other_work_share_small_steps_until_more_wait_than_a_large_one_holds() {
     let (mut scheduler, now) = (on_gpu(), Instant::now());
     let sizes = |scheduler: &mut Scheduler| {
-        std::iter::from_fn(|| {
-            scheduler.next_plan(Stream::Online, now, |_| true, &mut Vec::new())
-        })
-        .map(|plan| plan.cost)
-        .collect::<Vec<_>>()
+        std::iter::from_fn(|| scheduler.next_plan(Stream::Online, now, |_| true, &mut Vec::new()))
+            .map(|plan| plan.cost)
+            .collect::<Vec<_>>()
     };
     for id in 0..6 {
         scheduler.push(job(id, Lane::Online, &[5], now));
