@@ -79,8 +79,8 @@ class Bench:
         self.loads = loads(model)
         self.seconds = seconds
         self.rows: list[Row] = []
-        self.dtype = ""
         self._first: NDArray[np.float32] | None = None
+        self._where = machine.describe() | {"seconds": seconds, "model": model or "default"}
 
     def measure(self, system: str, front: Sequence[str]) -> None:
         """All loads of one system."""
@@ -88,14 +88,15 @@ class Bench:
             compared = [text for load in self.loads for text in load.inputs[:NUM_COMPARED]]
             vectors = np.concatenate([parts.embed(part.address, [text]) for text in compared])
             if self._first is None:
-                self._first, self.dtype = vectors, parts.info(part.address)["model_dtype"]
+                self._first = vectors
+                self._where["dtype"] = parts.info(part.address)["model_dtype"]
             for load in self.loads:
                 run(part.address, [load.stream(WARM_UP_S)])
                 [report] = run(part.address, [load.stream(self.seconds)])
                 if report["unexpected"] or report["errors"] or report["wrong"]:
                     print(f"warning: {system}, {load.name}: {report}", file=sys.stderr)
                 latency = report["latency_ms"]
-                self.rows.append(
+                self._keep(
                     {
                         "system": system,
                         "load": load.name,
@@ -109,6 +110,10 @@ class Bench:
                         "min_cosine_to_first": round(_min_cosine(vectors, self._first), 6),
                     }
                 )
+
+    def _keep(self, row: Row) -> None:
+        self.rows.append(row)
+        print(json.dumps({"benchmark": "ablation", **row, **self._where}), flush=True)
 
 
 def _min_cosine(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> float:
@@ -161,13 +166,6 @@ def main() -> None:
             front = [str(parts.HERE / "peers" / "fastapi_front.py"), workers["all on"].address]
             front += [*([model] if model else []), "--processes", str(count)]
             bench.measure(f"FastAPI front, processes: {count}", front)
-    where = machine.describe() | {
-        "dtype": bench.dtype,
-        "options": " ".join(worker_options),
-        "model": model or "default",
-    }
-    for row in bench.rows:
-        print(json.dumps({"benchmark": "ablation", "seconds": options.seconds, **row, **where}))
     show(bench.rows, Console(stderr=True, width=150))
 
 

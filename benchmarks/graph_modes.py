@@ -215,16 +215,15 @@ def main() -> None:
     seconds = options.seconds or [60.0] * len(modes)
     if len(seconds) != len(modes):
         raise SystemExit("error: give --seconds once for each --mode")
-    rows: list[Row] = []
-    for mode, length in zip(modes, seconds, strict=True):
-        rows.append(measure(mode, options.folder, options.rate, length, worker_options).row())
     where = machine.describe() | {
         "rate": options.rate,
         "options": " ".join(worker_options),
         "model": options.folder or "default",
     }
-    for row in rows:
-        print(json.dumps({"benchmark": "graph_modes", **row, **where}))
+    rows: list[Row] = []
+    for mode, length in zip(modes, seconds, strict=True):
+        rows.append(measure(mode, options.folder, options.rate, length, worker_options).row())
+        print(json.dumps({"benchmark": "graph_modes", **rows[-1], **where}), flush=True)
     show(rows, Console(stderr=True, width=150))
 
 

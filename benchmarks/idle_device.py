@@ -225,9 +225,10 @@ def main() -> None:
         "dtype": str(engine.dtype),
         "attention": str(engine.attention),
     }
-    rows = [measure(engine, shape, options.deep) for shape in options.shape]
-    for row in rows:
-        print(json.dumps({"benchmark": "idle_device", **row, **where}))
+    rows: list[Row] = []
+    for shape in options.shape:
+        rows.append(measure(engine, shape, options.deep))
+        print(json.dumps({"benchmark": "idle_device", **rows[-1], **where}), flush=True)
     show(rows, Console(stderr=True, width=150))
 
 
