@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ SEQUENCES = (1, 8, 32)
 TOKENS = (512, 2_048, 8_192)
 TICKS_TOKENS = (32, 128, 512, 2_048, 8_192)
 TICKS_SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
-TICKS_MS = (0.5, 1, 2, 5, 10, 20, 50)
+TICKS_MS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
 Row = dict[str, Any]
 Line = tuple[str, list[tuple[int, float]], str]  # name, points, style
 
@@ -86,7 +86,9 @@ def draw(path: Path, title: str, lines: Sequence[Line], label: str, ticks: Seque
         color = {"color": INK} if style == ":" else {}
         marker = None if style == ":" else "o"
         axes.plot(x, y, style, label=name, marker=marker, markersize=3.5, linewidth=1.5, **color)
-    axes.set(title=title, xlabel=label, ylabel="step, p50, milliseconds", xscale="log", yscale="log")
+    axes.set(
+        title=title, xlabel=label, ylabel="step, p50, milliseconds", xscale="log", yscale="log"
+    )
     low, high = axes.get_ylim()
     for axis, values in ((axes.xaxis, ticks), (axes.yaxis, TICKS_MS)):
         shown = [one for one in values if axis is axes.xaxis or low <= one <= high]
@@ -111,9 +113,9 @@ def main() -> None:
     rows = read(options.results, options.model)
     device, model = rows[-1]["device"], rows[-1]["model"]
     where = f"{model}, {rows[-1]['dtype']}, {device}"
-    counted: Callable[[int], str] = lambda count: "1 sequence" if count == 1 else f"{count} sequences"  # noqa: E731
     by_tokens = [
-        (counted(count), over_tokens(rows, count, is_eager=False), "-") for count in SEQUENCES
+        (f"sequences: {count}", over_tokens(rows, count, is_eager=False), "-")
+        for count in SEQUENCES
     ]
     ideal = ("proportional to tokens", proportional(rows), ":")
     by_sequences = [(f"{size:,} tokens", over_sequences(rows, size), "-") for size in TOKENS]
@@ -126,11 +128,11 @@ def main() -> None:
         ("step_sequences", by_sequences, "sequences of a step", TICKS_SEQUENCES),
         ("eager_graph", modes, "tokens of a step, in one sequence", TICKS_TOKENS),
     ):
-        lines = [line for line in lines if line[1]]
-        if lines:
+        measured = [line for line in lines if line[1]]
+        if measured:
             path = options.folder / f"{name}.svg"
-            draw(path, where, lines, label, ticks)
-            print(f"{path}: {path.stat().st_size / 1e3:.0f} kB, {len(lines)} lines")
+            draw(path, where, measured, label, ticks)
+            print(f"{path}: {path.stat().st_size / 1e3:.0f} kB, {len(measured)} lines")
 
 
 def _style() -> dict[str, Any]:
