@@ -131,13 +131,13 @@ def run(engine: Engine, batch: PackedBatch, count: int) -> float:
 def enqueued(engine: Engine, batch: PackedBatch, count: int) -> float:
     """Microseconds a step, on the device's clock, of steps that were enqueued without a wait."""
     runner: Any = engine._runner
-    stream = runner._lanes[batch.stream]._stream
+    [lane] = runner._lanes[batch.stream]
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start = time.perf_counter()
     results = [engine.step(batch)]
-    first.record(stream)
+    first.record(lane._stream)
     results += [engine.step(batch) for _ in range(count)]
-    last.record(stream)
+    last.record(lane._stream)
     host_us = (time.perf_counter() - start) / count * 1e6
     results[-1].wait()
     torch.cuda.synchronize()
