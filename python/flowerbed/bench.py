@@ -25,12 +25,15 @@ SCORING_SHAPES = ((5, 512), (25, 512), (50, 512))
 CURVE_SEQUENCES = (1, 8, 32)
 CURVE_TOKENS = (32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192, 16_384)
 """Of the curves of latency over tokens at fixed counts of sequences."""
+CURVE_FIXED_TOKENS = (512, 2_048, 8_192)
+CURVE_COUNTS = (1, 2, 4, 8, 16, 32, 64)
+"""Of the curves of latency over sequences at fixed counts of tokens."""
 THROUGHPUT_LENGTHS = (50, 128, 512, 1_024, 4_096)
 MEAN_LENGTH, LENGTH_SPREAD, MAX_LENGTH = 180, 0.8, 512
 """Of the real length mix, lognormal, tokens: passages of web pages."""
 NUM_WARM, NUM_TIMED, MIN_TIMED = 20, 300, 30
-LATENCY_S, THROUGHPUT_S = 1.0, 2.0
-"""How long a row is measured at most, and at least."""
+LATENCY_S, CURVE_S, THROUGHPUT_S = 1.0, 0.25, 2.0
+"""How long a row of these suites is measured: at most, at most, and at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +52,13 @@ class Row:
 
 
 def latency(
-    engine: Engine, shapes: Sequence[tuple[int, int]], budget: int, suite: str
-) -> list[Row]:
-    """One request after another, each as the steps that a budget makes of it."""
-    rows: list[Row] = []
+    engine: Engine,
+    shapes: Sequence[tuple[int, int]],
+    budget: int,
+    suite: str,
+    seconds: float = LATENCY_S,
+) -> Iterator[Row]:
+    """One request after another, each as the steps that a budget makes of it; each for `seconds` at most."""
     for num_seqs, seq_len in shapes:
         if seq_len > engine.folder.text.max_length:
             continue
@@ -61,43 +67,46 @@ def latency(
             _run(engine, batches)
         taken: list[float] = []
         mode = ""
-        until = time.perf_counter() + LATENCY_S
+        until = time.perf_counter() + seconds
         while len(taken) < NUM_TIMED and (len(taken) < MIN_TIMED or time.perf_counter() < until):
             start = time.perf_counter()
             mode = _run(engine, batches)
             taken.append(time.perf_counter() - start)
         p50 = statistics.median(taken)
-        rows.append(
-            Row(
-                suite,
-                num_seqs,
-                seq_len,
-                budget,
-                p50 * 1e3,
-                float(np.quantile(taken, 0.99)) * 1e3,
-                num_seqs / p50,
-                num_seqs * seq_len / p50,
-                mode,
-            )
+        yield Row(
+            suite,
+            num_seqs,
+            seq_len,
+            budget,
+            p50 * 1e3,
+            float(np.quantile(taken, 0.99)) * 1e3,
+            num_seqs / p50,
+            num_seqs * seq_len / p50,
+            mode,
         )
-    return rows
 
 
 def curve_shapes(longest: int) -> list[tuple[int, int]]:
-    """Sequences and tokens of each, for latency over tokens at fixed counts of sequences."""
+    """Sequences and tokens of each: over tokens at fixed counts of sequences, and the reverse."""
+    over_tokens = {(count, tokens) for count in CURVE_SEQUENCES for tokens in CURVE_TOKENS}
+    over_sequences = {(count, tokens) for tokens in CURVE_FIXED_TOKENS for count in CURVE_COUNTS}
     return [
         (num_seqs, tokens // num_seqs)
-        for num_seqs in CURVE_SEQUENCES
-        for tokens in CURVE_TOKENS
+        for num_seqs, tokens in sorted(over_tokens | over_sequences)
         if num_seqs <= tokens <= num_seqs * longest
     ]
 
 
 def throughput(
     engine: Engine, lengths: Sequence[int], budget: int, max_sequences: int
-) -> list[Row]:
+) -> Iterator[Row]:
     """Full steps without pause, as many in flight as the engine allows. Length 0: the mix."""
-    return [_throughput(engine, length, budget, max_sequences) for length in lengths]
+    return (_throughput(engine, length, budget, max_sequences) for length in lengths)
+
+
+def hours_per_million(row: Row) -> float | None:
+    """Hours of this device that a million such texts take at full throughput; None for other suites."""
+    return 1e6 / row.emb_per_s / 3_600 if row.suite == "throughput" else None
 
 
 def min_cosine(engine: Engine, reference: Engine, lengths: Sequence[int], budget: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -25,3 +26,23 @@ def test_rows_tell_what_was_measured_and_where() -> None:
         assert 0 < row["p50_ms"] <= row["p99_ms"]
         assert row["emb_per_s"] * row["p50_ms"] == pytest.approx(1_000, rel=0.01)
         assert row["min_cosine"] is None
+
+
+def test_curves_go_over_tokens_and_over_sequences() -> None:
+    from flowerbed import bench
+
+    shapes = bench.curve_shapes(longest=512)
+    assert len(shapes) == len(set(shapes))
+    assert max(seq_len for _, seq_len in shapes) == 512
+    at_2048 = {num_seqs for num_seqs, seq_len in shapes if num_seqs * seq_len == 2_048}
+    assert at_2048 == {4, 8, 16, 32, 64}  # 1 and 2 sequences would be too long
+    with_8 = [8 * seq_len for num_seqs, seq_len in shapes if num_seqs == 8]
+    assert with_8 == [32, 64, 128, 256, 512, 1_024, 2_048, 4_096]
+
+
+def test_a_million_texts_take_hours_only_in_full_steps() -> None:
+    from flowerbed import bench
+
+    row = bench.Row("throughput", 1, 32, 128, 1.0, 1.0, 1e6 / 3_600, 1.0, "eager")
+    assert bench.hours_per_million(row) == pytest.approx(1.0)
+    assert bench.hours_per_million(dataclasses.replace(row, suite="latency")) is None

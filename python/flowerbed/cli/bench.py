@@ -27,7 +27,7 @@ class Suite(StrEnum):
     LATENCY = "latency"  # one request of one text
     SCORING = "scoring"  # one request of 5, 25 and 50 texts
     THROUGHPUT = "throughput"  # full steps without pause, at fixed lengths and at a real mix
-    CURVE = "curve"  # latency over tokens, at fixed counts of sequences
+    CURVE = "curve"  # latency over tokens, at fixed counts of sequences, and the reverse
 
 
 @app.command()
@@ -94,7 +94,8 @@ def engine(
                 lengths = [n for n in bench.THROUGHPUT_LENGTHS if n <= longest]
                 rows = bench.throughput(measured, [*lengths, 0], budget, max_batch_sequences)
             else:
-                rows = bench.latency(measured, shapes[suite], budget, suite)
+                seconds = bench.CURVE_S if suite is Suite.CURVE else bench.LATENCY_S
+                rows = bench.latency(measured, shapes[suite], budget, suite, seconds)
             for row in rows:
                 _print(row, shared)
 
@@ -126,11 +127,17 @@ def _conditions(measured: Engine, device: str, label: str) -> dict[str, Any]:
 
 
 def _print(row: Row, shared: dict[str, Any]) -> None:
+    from flowerbed import bench
+
     values = {k: round(v, 3) if isinstance(v, float) else v for k, v in asdict(row).items()}
+    hours = bench.hours_per_million(row)
+    if hours is not None:
+        values["device_hours_per_million_texts"] = round(hours, 4)
     print(json.dumps(values | shared), flush=True)
     print(
         f"{row.suite:>11} {row.num_seqs:>4}x{row.seq_len or 'mix':<5} budget {row.batch_tokens:>6} "
         f"p50 {row.p50_ms:9.3f} p99 {row.p99_ms:9.3f} ms {row.emb_per_s:10,.0f} emb/s "
-        f"{row.tok_per_s:12,.0f} tok/s {row.mode}",
+        f"{row.tok_per_s:12,.0f} tok/s {row.mode}"
+        + (f" {hours:8.3f} device hours a million texts" if hours is not None else ""),
         file=sys.stderr,
     )
