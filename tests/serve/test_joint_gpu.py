@@ -130,7 +130,8 @@ def cycles_a_second() -> float:
 
 def test_queries_are_answered_beside_two_long_steps_in_flight(tmp_path) -> None:
     engine = Engine()
-    with joint(tmp_path, engine, max_batch_tokens=64, saturation_batch_tokens=64) as running:
+    sizes = {"max_batch_tokens": 64, "saturation_batch_tokens": 64, "cost_per_second": 1_000.0}
+    with joint(tmp_path, engine, **sizes) as running:
         assert set(engine.launched) == {"online"}, "probes are queries"
         started = time.perf_counter()
         bulk: dict[int, tuple[float, float]] = {}
