@@ -242,6 +242,11 @@ def test_what_it_cannot_serve_is_refused(hopper: None, head_dim: int, dtype: tor
         pick(Attention.FLASHINFER, head_dim, dtype)
 
 
+def test_a_cpu_is_refused() -> None:
+    with pytest.raises(ConfigError, match="heads of 64 on cpu; these can: sdpa"):
+        picks.pick_attention(Attention.FLASHINFER, torch.device("cpu"), torch.float32, 64)
+
+
 def test_a_missing_package_is_named_with_its_command(
     hopper: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,7 +90,8 @@ def pick_attention(
     Raises:
         ConfigError: It cannot serve this device, number format or model.
     """
-    if attention is Attention.FLASHINFER and not is_installed(Backend.FLASHINFER):
+    is_missing = device.type == "cuda" and not is_installed(Backend.FLASHINFER)
+    if attention is Attention.FLASHINFER and is_missing:
         raise ConfigError(
             "attention flashinfer needs a package: pip install 'flowerbed[engine,flashinfer]'"
         )
