@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from flowerbed.rose.graphs import StepSizes
 from flowerbed.rose.inputs import PackedBatch, RowFormat
 from flowerbed.rose.kernels import flash_attention, flashinfer_attention
 from flowerbed.rose.kernels.attention import AttentionPlan, Backend, attention
+from flowerbed.rose.lane import STEPS_IN_FLIGHT
 from flowerbed.rose.ragged import RaggedRunner
 from qwen import QWEN3_EMBEDDING_CONFIG, save_weights, write_json
 from references import lowest_cosine
@@ -53,8 +55,8 @@ class Device(FakeDevice):
 
     def __init__(self) -> None:
         super().__init__()
-        self.enqueued = {"urgent": 0, "normal": 0}
-        self.done = dict(self.enqueued)
+        self.enqueued: Counter[str] = Counter()
+        self.done: Counter[str] = Counter()
 
     def event(self, *, is_urgent: bool) -> Event:
         super().event(is_urgent=is_urgent)
@@ -192,7 +194,7 @@ def test_a_plan_is_not_written_again_while_its_step_is_in_flight(
     for batch, result in waiting:
         assert lowest_cosine(rows(result, batch), rows(plain.step(batch), batch)) > 0.999999
     kinds = {(wrapper.causal, wrapper.window) for wrapper in Wrapper.made}
-    assert len(Wrapper.made) == 2 * 2 * len(kinds)  # streams, steps in flight
+    assert len(Wrapper.made) == device.num_streams * STEPS_IN_FLIGHT * len(kinds)
     assert all(wrapper.num_plans >= 2 for wrapper in Wrapper.made)
 
 
