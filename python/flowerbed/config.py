@@ -71,6 +71,7 @@ class Attention(StrEnum):
     AUTO = "auto"  # the best that the device, the number format and the model's heads allow
     FLASH_ATTN_4 = "flash-attn-4"
     TORCH_FLASH = "torch-flash"
+    FLASHINFER = "flashinfer"  # by this name alone
     SDPA = "sdpa"
 
 

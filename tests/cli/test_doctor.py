@@ -43,6 +43,15 @@ def test_the_text_for_people_ends_with_the_verdict(run_doctor):
     assert "pip install 'flowerbed[ray]'" in outcome.out
 
 
+def test_an_extra_that_is_missing_is_told_with_its_command(examine, monkeypatch):
+    needed = ["torch>=2.11; extra == 'engine'", "flashinfer-python==0.6.12; extra == 'flashinfer'"]
+    monkeypatch.setattr(doctor.metadata, "requires", lambda _: needed)
+    assert examine().facts["extras"] == {
+        "engine": "installed",
+        "flashinfer": "missing flashinfer-python: pip install 'flowerbed[flashinfer]'",
+    }
+
+
 def test_a_missing_engine_is_an_error_with_its_command(examine, monkeypatch):
     find_spec = doctor.util.find_spec
     monkeypatch.setattr(

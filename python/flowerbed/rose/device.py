@@ -15,7 +15,7 @@ from flowerbed.config import Attention, DType
 from flowerbed.errors import ConfigError, DeviceError
 from flowerbed.rose.kernels.attention import Backend
 from flowerbed.rose.kernels.backend import has_triton
-from flowerbed.rose.kernels.flash_attention import ragged_backends
+from flowerbed.rose.kernels.flash_attention import is_installed, ragged_backends
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +90,11 @@ def pick_attention(
     Raises:
         ConfigError: It cannot serve this device, number format or model.
     """
+    is_missing = device.type == "cuda" and not is_installed(Backend.FLASHINFER)
+    if attention is Attention.FLASHINFER and is_missing:
+        raise ConfigError(
+            "attention flashinfer needs a package: pip install 'flowerbed[engine,flashinfer]'"
+        )
     usable = ragged_backends(device, dtype, head_dim) if has_triton() else []
     backends = [*usable, Backend.SDPA]
     if attention is not Attention.AUTO:
@@ -97,6 +102,11 @@ def pick_attention(
             raise ConfigError(
                 f"attention {attention} cannot serve {dtype} with heads of {head_dim} on {device}; "
                 f"these can: {', '.join(backends)}"
+            )
+        if attention is Attention.FLASHINFER:
+            log.info(
+                "attention by flashinfer: CUDA graphs are off, since each step is planned on the "
+                "host; its kernels are compiled when first used, which takes minutes"
             )
         return Backend(attention.value)
     if device.type == "cuda" and backends[0] is not Backend.FLASH_ATTN_4:

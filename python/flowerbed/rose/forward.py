@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from flowerbed.rose.inputs import Batch, ForwardContext
-from flowerbed.rose.kernels.attention import AttentionPlan, Backend
+from flowerbed.rose.kernels.attention import AttentionPlan, Backend, HostPlan
 from flowerbed.rose.kernels.pack import Quantizer, pack_rows_into
 from flowerbed.rose.kernels.positions import token_places
 from flowerbed.rose.layers.pooled import EMBED_HEAD, Head, SegmentSpans
@@ -23,11 +23,18 @@ class RaggedModel:
 
     encoder: Encoder
     heads: Mapping[str, Head]
-    backend: Backend  # of attention, one that reads `cu_seqlens` on the device
+    backend: Backend  # of attention, a ragged one
     max_seqlen: int  # tokens of the longest sequence that the model can take
     quantizer: Quantizer | None  # see `kernels.pack`
 
-    def forward(self, inputs: StagedInputs, head: str, max_seqlen: int, result: Tensor) -> None:
+    def forward(
+        self,
+        inputs: StagedInputs,
+        head: str,
+        max_seqlen: int,
+        result: Tensor,
+        on_host: HostPlan | None = None,
+    ) -> None:
         """One step from staged inputs to packed rows, enqueued on the current stream.
 
         Args:
@@ -35,10 +42,11 @@ class RaggedModel:
             head: What to compute.
             max_seqlen: No sequence is longer.
             result: [num_bytes] uint8, where rows and statuses go.
+            on_host: Of a backend that plans steps on the host; such a step cannot be captured.
         """
         num_tokens = inputs.ids.shape[0]
         positions, token_types = token_places(inputs.cu_seqlens, inputs.pair_starts, num_tokens)
-        plan = AttentionPlan(self.backend, inputs.padded_cu_seqlens, max_seqlen)
+        plan = AttentionPlan(self.backend, inputs.padded_cu_seqlens, max_seqlen, on_host=on_host)
         hidden = self.encoder(inputs.ids, ForwardContext(positions, token_types, plan))
         rows = self.heads[head](hidden, SegmentSpans(inputs.segments, inputs.cu_seqlens))
         quantizer = self.quantizer if head == EMBED_HEAD else None

@@ -6,7 +6,7 @@ A step is one copy in, one graph or eager pass, one copy out, and an event; noth
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -22,8 +22,9 @@ from flowerbed.rose.graphs import (
     Grid,
     token_buckets,
 )
+from flowerbed.rose.host_plans import HostPlans
 from flowerbed.rose.inputs import Batch, Int32s
-from flowerbed.rose.kernels.attention import Backend
+from flowerbed.rose.kernels.attention import Backend, HostPlan
 from flowerbed.rose.layers.pooled import EMBED_HEAD
 from flowerbed.rose.lazy import Event, LazyTensor
 from flowerbed.rose.staging import StagedInputs, StagingLayout
@@ -116,6 +117,15 @@ class Lane:
         self._layouts: dict[GraphKey, tuple[StagingLayout, StagedInputs]] = {}
         self._graphs: GraphCache | None = None
         self._built: set[tuple[int, int]] = set()  # sizes whose kernels were built
+        self._host_plans: HostPlans | None = None
+        if model.backend is Backend.FLASHINFER:
+            with device.on(self._stream):
+                self._host_plans = HostPlans(
+                    device.device,
+                    self._stream,
+                    lambda: device.event(is_urgent=is_urgent),
+                    STEPS_IN_FLIGHT,
+                )
 
     @property
     def num_graphs(self) -> int:
@@ -154,7 +164,9 @@ class Lane:
     def capture(
         self, max_tokens: int, max_row_bytes: int, when: GraphCapture, memory_limit: int
     ) -> None:
-        """Allocates buffers for steps of up to `max_tokens` and captures their graphs."""
+        """Allocates buffers for steps of up to `max_tokens` and captures their graphs, if they can be."""
+        if self._host_plans is not None:
+            when = GraphCapture.OFF
         buckets = token_buckets(max_tokens)
         max_slots = SLOT_CLASSES[-1]
         self._words = StagingLayout(buckets[-1], max_slots, max_slots).num_words
@@ -206,7 +218,16 @@ class Lane:
         self._inputs(layout.num_words).zero_()
         inputs.cu_seqlens[1:].fill_(min(key.num_tokens, self._model.max_seqlen))
         inputs.padded_cu_seqlens[-1:].fill_(key.num_tokens)
-        self._model.forward(inputs, EMBED_HEAD, key.max_seqlen, self._all_results)
+        with self._planned(layout, self._inputs(layout.num_words)) as on_host:
+            self._model.forward(inputs, EMBED_HEAD, key.max_seqlen, self._all_results, on_host)
+
+    def _planned(
+        self, layout: StagingLayout, words: Tensor
+    ) -> AbstractContextManager[HostPlan | None]:
+        """What the backend works out on the host for a staged step, all of which is enqueued inside."""
+        if self._host_plans is None:
+            return nullcontext()
+        return self._host_plans.step(layout.views(words).padded_cu_seqlens)
 
     def _layout(self, key: GraphKey) -> tuple[StagingLayout, StagedInputs]:
         found = self._layouts.get(key)
@@ -226,7 +247,8 @@ class Lane:
             words = slot.words(layout.num_words).to(device, non_blocking=True)
             inputs = layout.views(words)
             result = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-            self._model.forward(inputs, batch.head, layout.num_tokens, result)
+            with self._planned(layout, slot.words(layout.num_words)) as on_host:
+                self._model.forward(inputs, batch.head, layout.num_tokens, result, on_host)
             padding = layout.num_tokens - batch.num_tokens
             return self._take(slot, result, "eager", padding, is_reused=False)
 

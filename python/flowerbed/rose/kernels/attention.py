@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ class Backend(StrEnum):
     SDPA = "sdpa"  # torch's, one call for each group of equal lengths; any device and dtype
     TORCH_FLASH = "torch-flash"  # torch's own ragged kernel; GPUs from sm_80 on, 16-bit
     FLASH_ATTN_4 = "flash-attn-4"  # the extra cuda; GPUs from sm_90 on, 16-bit
+    FLASHINFER = "flashinfer"  # the extra of this name; GPUs from sm_80 on, 16-bit
 
 
 class LengthGroup(NamedTuple):
@@ -34,6 +35,16 @@ class LengthGroup(NamedTuple):
     seqlen: int  # tokens of each
 
 
+class HostPlan(Protocol):
+    """What a backend worked out on the host for one step."""
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool, window: int | None
+    ) -> Tensor:
+        """As `attention`, without windows to both sides."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
     """Where the sequences of a step lie, in the form that its backend reads."""
@@ -42,6 +53,7 @@ class AttentionPlan:
     cu_seqlens: Tensor  # [num_slots + 1] int32; unused slots are empty and stand last
     max_seqlen: int  # no sequence is longer; a bound that is too large is right and may be slower
     groups: tuple[LengthGroup, ...] = ()  # of SDPA: cover the real tokens from the first on
+    on_host: HostPlan | None = None  # of FLASHINFER
 
 
 def attention(
@@ -74,6 +86,8 @@ def attention(
             # torch's kernel for CPUs takes longer in bfloat16, measured on Zen 5.
             query, key, value = query.float(), key.float(), value.float()
         return _grouped(query, key, value, plan.groups, causal, window).to(dtype)
+    if plan.on_host is not None and (causal or window is None):
+        return plan.on_host.attend(query, key, value, causal=causal, window=window)
     # Imported only where it is used: flash-attn-4 takes seconds.
     from flowerbed.rose.kernels.flash_attention import flash_attention
 

@@ -1,6 +1,7 @@
 """Ragged attention kernels of GPUs, which read the sequences' places on the device.
 
-So one CUDA graph serves any lengths. Knows no models. Called by `kernels.attention`.
+So one CUDA graph serves any lengths. Knows no models. Called by `kernels.attention`; of a FlashInfer
+step only for windows to both sides, by torch's kernel.
 """
 
 from __future__ import annotations
@@ -16,30 +17,39 @@ from torch import Tensor
 from flowerbed.rose.kernels.attention import AttentionPlan, Backend
 
 FLASH_DTYPES = (torch.bfloat16, torch.float16)
-MAX_HEAD_DIM = {Backend.TORCH_FLASH: 256, Backend.FLASH_ATTN_4: 128}
-MIN_CAPABILITY = {Backend.TORCH_FLASH: (8, 0), Backend.FLASH_ATTN_4: (9, 0)}
+MIN_CAPABILITY = {
+    Backend.FLASH_ATTN_4: (9, 0),
+    Backend.TORCH_FLASH: (8, 0),
+    Backend.FLASHINFER: (8, 0),
+}
+"""The preferred backend first. FlashInfer is last: what its kernels gain, steps without graphs lose."""
+HEAD_DIMS = {
+    Backend.FLASH_ATTN_4: range(8, 129, 8),
+    Backend.TORCH_FLASH: range(8, 257, 8),
+    Backend.FLASHINFER: (64, 128, 256),
+}
+PACKAGES = {Backend.FLASH_ATTN_4: "flash-attn-4", Backend.FLASHINFER: "flashinfer-python"}
 
 
 def ragged_backends(device: torch.device, dtype: torch.dtype, head_dim: int) -> list[Backend]:
     """Backends that can serve this device, number format and head size, the preferred one first."""
-    if device.type != "cuda" or dtype not in FLASH_DTYPES or head_dim % 8:
+    if device.type != "cuda" or dtype not in FLASH_DTYPES:
         return []
     capability = torch.cuda.get_device_capability(device)
-    fits = [
+    return [
         backend
-        for backend in (Backend.FLASH_ATTN_4, Backend.TORCH_FLASH)
-        if head_dim <= MAX_HEAD_DIM[backend] and capability >= MIN_CAPABILITY[backend]
+        for backend, least in MIN_CAPABILITY.items()
+        if capability >= least and head_dim in HEAD_DIMS[backend] and is_installed(backend)
     ]
-    return [b for b in fits if b is not Backend.FLASH_ATTN_4 or flash_attn_4_version() is not None]
 
 
 @cache
-def flash_attn_4_version() -> str | None:
-    """Version of the installed flash-attn-4, or None."""
+def is_installed(backend: Backend) -> bool:
+    """Whether the package is there that a backend needs."""
     try:
-        return version("flash-attn-4")
+        return backend not in PACKAGES or bool(version(PACKAGES[backend]))
     except PackageNotFoundError:
-        return None
+        return False
 
 
 def flash_attention(
