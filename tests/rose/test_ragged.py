@@ -203,13 +203,11 @@ def test_a_result_keeps_its_bytes_while_later_steps_run(runner: RaggedRunner) ->
     assert kept.host().tobytes() == before
 
 
-def test_what_a_batch_gets_wrong_is_named_and_later_steps_work(runner: RaggedRunner) -> None:
+def test_a_batch_whose_parts_do_not_fit_leaves_its_place_to_later_steps(
+    runner: RaggedRunner,
+) -> None:
     capture(runner, GraphCapture.START)
     with torch.inference_mode():
-        with pytest.raises(IndexError, match="an id is not in 0..30521"):
-            runner.step(PackedBatch.build([[1, 40_000]], RowFormat(32)))
-        with pytest.raises(IndexError, match="longer than the model's 512"):
-            runner.step(PackedBatch.build([[1] * 513], RowFormat(32)))
         broken = PackedBatch(
             **{
                 **{n: getattr(batch_of([4]), n) for n in PackedBatch.__slots__},

@@ -14,6 +14,7 @@ from flowerbed.config import CPU_BATCH_TOKENS, Attention, DType, GraphCapture, M
 from flowerbed.errors import ModelError
 from flowerbed.folder import ModelFolder
 from flowerbed.folder_files import canonical_sha256
+from flowerbed.rose.bounds import Bounds
 from flowerbed.rose.device import TORCH_DTYPES, pick_attention, pick_device, pick_dtype
 from flowerbed.rose.graphs import StepSizes
 from flowerbed.rose.grouped import GroupedRunner
@@ -64,6 +65,8 @@ class Engine:
         self._encoder = encoder
         self._heads = heads
         self._runner = runner
+        widths = {"embed": folder.dimensions, "tokens": folder.hidden_size}
+        self._bounds = Bounds(encoder.vocab_rows, encoder.max_positions, widths)
 
     @classmethod
     def load(
@@ -169,6 +172,8 @@ class Engine:
         if batch.head not in self._heads:
             names = ", ".join(self._heads)
             raise ModelError(f"this model has no head {batch.head!r}; it has {names}")
+        if not hasattr(batch, "pack_into"):  # else the Rust core has checked it
+            self._bounds.check(batch)
         with torch.inference_mode():
             return self._runner.step(batch)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 from torch import Tensor
 
-from flowerbed.rose.inputs import Batch, ForwardContext
+from flowerbed.rose.inputs import ForwardContext
 from flowerbed.rose.kernels.attention import AttentionPlan, Backend, HostPlan
 from flowerbed.rose.kernels.pack import Quantizer, pack_rows_into
 from flowerbed.rose.kernels.positions import token_places
@@ -51,14 +50,3 @@ class RaggedModel:
         rows = self.heads[head](hidden, SegmentSpans(inputs.segments, inputs.cu_seqlens))
         quantizer = self.quantizer if head == EMBED_HEAD else None
         pack_rows_into(rows, inputs.formats, inputs.status_offset, result, quantizer)
-
-    def check(self, batch: Batch) -> None:
-        """What the Rust core has checked already, for batches made in this process."""
-        if hasattr(batch, "pack_into"):
-            return
-        ids = np.frombuffer(batch.ids(), np.int32)
-        num_rows = self.encoder.vocab_rows
-        if len(ids) and (ids.min() < 0 or ids.max() >= num_rows):
-            raise IndexError(f"an id is not in 0..{num_rows - 1}")
-        if batch.max_seqlen > self.max_seqlen:
-            raise IndexError(f"a sequence is longer than the model's {self.max_seqlen} tokens")

@@ -94,6 +94,7 @@ class Bert:
         """Loads the weights; ModelError if one is missing, unknown or has another shape."""
         self.config = read = BertConfig.read(config)
         self.vocab_rows = read.vocab_rows
+        self.max_positions = read.max_positions
         self.head_dim = read.hidden // read.num_heads
         dense_flops = 2 * (
             4 * read.hidden**2 + 2 * read.hidden * read.intermediate

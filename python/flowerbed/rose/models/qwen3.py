@@ -100,6 +100,7 @@ class Qwen3:
         """Loads the weights; ModelError if one is missing, unknown or has another shape."""
         self.config = read = Qwen3Config.read(config)
         self.vocab_rows = read.vocab_rows
+        self.max_positions = read.max_positions
         self.head_dim = read.head_dim
         self.attention_scale = read.attention_scale
         weights.rename(

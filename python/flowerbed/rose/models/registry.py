@@ -31,6 +31,7 @@ class Encoder(Protocol):
     """What every architecture is to the engine."""
 
     vocab_rows: int
+    max_positions: int  # tokens of the longest sequence that it has positions for
     head_dim: int
     attention_scale: float  # L*, tokens: dense FLOPs a token / (4 * heads * head_dim * layers)
 

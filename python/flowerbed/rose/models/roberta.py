@@ -27,7 +27,9 @@ class Roberta(Bert):
     def __init__(self, config: JsonObject, weights: Weights) -> None:
         """Loads the weights; ModelError if one is missing, unknown or has another shape."""
         super().__init__(config, weights)
-        self.padding_id = positions_before_first(config) - 1
+        first = positions_before_first(config)
+        self.max_positions -= first
+        self.padding_id = first - 1
 
     def __call__(self, ids: Tensor, context: ForwardContext) -> Tensor:
         """ids: [num_tokens] int64; returns [num_tokens, hidden]."""
