@@ -22,6 +22,8 @@ from flowerbed.report import Report
 VERIFIED_CAPABILITIES = ((9, 0),)
 """GPUs that the tests marked gpu ran on: an H200."""
 COMPILED_FROM = (8, 0)
+MEASURED_HEAD_DIM = 128
+"""Of an attention head of Qwen3."""
 MIN_OPEN_FILES = 1_024
 """Each open connection takes one."""
 _NEEDED = ("torch", "safetensors")
@@ -52,6 +54,7 @@ def examine(
     _core(report)
     _machine(report, device)
     _engine(report)
+    _kernels(report, device)
     _budget(report, max_batch_tokens)
     _extras(report)
     _model(report, model, revision)
@@ -78,7 +81,8 @@ def checkout() -> Path | None:
 
 
 def _versions(report: Report) -> None:
-    packages = ("flowerbed", "torch", "triton", "safetensors", "tokenizers", "huggingface_hub")
+    packages = ("flowerbed", "torch", "triton", "flash-attn-4", "quack-kernels", "safetensors", "tokenizers",
+                "huggingface_hub")  # fmt: skip
     versions = {name: _version(name) for name in packages}
     report.add("versions", **versions, python=platform.python_version(), path=sys.executable)
 
@@ -142,6 +146,34 @@ def _engine(report: Report) -> None:
             f"{machine.THREADS_VARIABLE} is {given}, but only {machine.num_cores()} cores are there",
             f"unset {machine.THREADS_VARIABLE}",
         )
+
+
+def _kernels(report: Report, device: str) -> None:
+    """What steps on the GPUs that would serve lack; as a worker finds at its start."""
+    try:
+        names = [name for name in devices.expand(device) if name != "cpu"]
+    except FlowerbedError:  # told already
+        names = []
+    if not names or not all(_is_importable(name) for name in _NEEDED):
+        return
+    import torch
+
+    from flowerbed.rose.device import pick_device
+    from flowerbed.rose.kernels.attention import Backend
+    from flowerbed.rose.kernels.flash_attention import why_not
+
+    for name in names:
+        try:
+            gpu = pick_device(name)
+        except FlowerbedError as error:
+            report.error(str(error))
+            return
+        lacks = why_not(Backend.FLASH_ATTN_4, gpu, torch.bfloat16, MEASURED_HEAD_DIM)
+        report.add("kernels", **{name: lacks or "Triton and flash-attn-4 work"})
+        if lacks is not None:
+            is_missing = lacks.endswith("not installed")
+            fix = "pip install 'flowerbed[engine,cuda]'" if is_missing else ""
+            report.warn(f"steps on {name} are slower than they could be: {lacks}", fix)
 
 
 def _budget(report: Report, max_batch_tokens: int | None) -> None:

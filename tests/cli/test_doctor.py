@@ -185,3 +185,24 @@ def test_a_gpu_is_told_with_what_is_known_of_the_kernels_on_it(
     facts = examine().facts["gpus"]
     assert facts["cuda:0"].startswith("NVIDIA Test, ")
     assert said in facts["cuda:0"]
+
+
+def test_what_the_steps_of_a_gpu_lack_is_a_warning_with_its_command(examine, monkeypatch):
+    from flowerbed.rose import device
+    from flowerbed.rose.kernels import flash_attention
+
+    monkeypatch.setattr("flowerbed.devices.count_gpus", lambda: 1)
+    report = examine(device="cuda")
+    assert "error: device cuda:0 " in problems(report), "torch sees none"
+    monkeypatch.setattr(device, "pick_device", lambda name: name)
+    for lacks, fix in (
+        ("flash-attn-4 is not installed", "pip install 'flowerbed[engine,cuda]'"),
+        ("triton does not start (Failed to find C compiler.)", ""),
+        (None, None),
+    ):
+        monkeypatch.setattr(flash_attention, "why_not", lambda *_, lacks=lacks: lacks)
+        report = examine(device="cuda")
+        assert report.is_good
+        assert report.facts["kernels"] == {"cuda:0": lacks or "Triton and flash-attn-4 work"}
+        told = f"steps on cuda:0 are slower than they could be: {lacks} -> {fix}"
+        assert (told in problems(report)) == (lacks is not None)

@@ -199,6 +199,8 @@ def test_norm_and_rotation_round_their_sums_and_their_results(quack):
         poison(quack)
         found = fused_linear.linear_norm_rope(x[:num_rows], weights, positions[:num_rows])
         assert_near(found, expected[:num_rows])
+        wide = fused_linear.linear_norm_rope(x[:num_rows], weights, positions[:num_rows].long())
+        assert torch.equal(wide, found)
 
 
 @pytest.mark.gpu

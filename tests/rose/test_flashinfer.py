@@ -214,9 +214,8 @@ def test_layers_of_a_kind_share_a_plan_and_windows_to_both_sides_go_to_torch(
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(picks, "has_triton", lambda: True)
-    for module in (picks, flash_attention):
-        monkeypatch.setattr(module, "is_installed", lambda _: True)
+    monkeypatch.setattr(flash_attention, "why_no_triton", lambda: None)
+    monkeypatch.setattr(flash_attention, "why_no_package", lambda _: None)
 
 
 def pick(attention: Attention, head_dim: int = 128, dtype: torch.dtype = torch.bfloat16) -> Backend:
@@ -236,25 +235,33 @@ def test_it_is_chosen_by_name_alone(
     assert pick(Attention.FLASHINFER) is Backend.FLASHINFER
 
 
-@pytest.mark.parametrize(("head_dim", "dtype"), [(32, torch.bfloat16), (128, torch.float32)])
-def test_what_it_cannot_serve_is_refused(hopper: None, head_dim: int, dtype: torch.dtype) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"flashinfer cannot serve {dtype} with heads of {head_dim}"
-    ):
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "reason"),
+    [
+        (32, torch.bfloat16, "flashinfer has no heads of 32, only of 64, 128, 256"),
+        (128, torch.float32, "ragged attention has no float32"),
+    ],
+)
+def test_what_it_cannot_serve_is_refused(
+    hopper: None, head_dim: int, dtype: torch.dtype, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"flashinfer cannot be honoured on cuda:0: {reason}"):
         pick(Attention.FLASHINFER, head_dim, dtype)
 
 
 def test_a_cpu_is_refused() -> None:
-    with pytest.raises(ConfigError, match="heads of 64 on cpu; these can: sdpa"):
+    with pytest.raises(ConfigError, match="honoured on cpu: ragged attention needs a GPU"):
         picks.pick_attention(Attention.FLASHINFER, torch.device("cpu"), torch.float32, 64)
 
 
 def test_a_missing_package_is_named_with_its_command(
     hopper: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(picks, "is_installed", lambda _: False)
-    with pytest.raises(ConfigError, match=r"pip install 'flowerbed\[engine,flashinfer\]'"):
+    missing = "flashinfer-python is not installed"
+    monkeypatch.setattr(flash_attention, "why_no_package", lambda _: missing)
+    with pytest.raises(ConfigError, match=missing) as caught:
         pick(Attention.FLASHINFER)
+    assert caught.value.__notes__ == ["pip install 'flowerbed[engine,flashinfer]'"]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("Ninja build failed."), FileNotFoundError("ninja")])

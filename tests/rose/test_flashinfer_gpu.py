@@ -20,14 +20,14 @@ from flowerbed.rose.engine import Engine
 from flowerbed.rose.host_plans import HostPlans
 from flowerbed.rose.inputs import PackedBatch, RowFormat
 from flowerbed.rose.kernels.attention import AttentionPlan, Backend, attention
-from flowerbed.rose.kernels.flash_attention import is_installed
+from flowerbed.rose.kernels.flash_attention import why_no_package
 from flowerbed.rose.lazy import LazyTensor
 from references import engine_rows, lowest_cosine
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not is_installed(Backend.FLASHINFER),
+        why_no_package(Backend.FLASHINFER) is not None,
         reason="flashinfer-python is not installed: pip install 'flowerbed[engine,flashinfer]'",
     ),
     pytest.mark.timeout(600),  # nvcc

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from flowerbed.config import DType, GraphCapture
-from flowerbed.folder import read_folder
-from flowerbed.hub import resolve
+from flowerbed.folder import ModelFolder
 from flowerbed.rose.engine import Engine
 from flowerbed.rose.graphs import token_buckets
 from flowerbed.rose.inputs import PackedBatch, RowFormat
 from flowerbed.rose.lazy import LazyTensor
 from references import lowest_cosine
+from small_models import POOLING, VOCAB_ROWS, small_model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -27,49 +22,19 @@ pytestmark = [
 ]
 
 MAX_TOKENS = 1_300
-VOCAB_ROWS = 1_000
-SIZES = {
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 3,
-    "max_position_embeddings": 514,
-    "vocab_size": VOCAB_ROWS,
-    "initializer_range": 0.1,
-}
-POOLING = {"bert": "mean", "xlm-roberta": "cls", "qwen3": "lasttoken", "pplx": "mean"}
 
 
 @pytest.fixture(scope="module", params=POOLING)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Random models of each architecture; their tokenizers are never used."""
-    import transformers
-
-    torch.manual_seed(5)
-    kind = request.param
-    if kind in ("bert", "xlm-roberta"):
-        family = "Bert" if kind == "bert" else "XLMRoberta"
-        config = getattr(transformers, f"{family}Config")(**SIZES, num_attention_heads=2)
-    else:
-        family = "Qwen3"
-        heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
-        config = transformers.Qwen3Config(**SIZES, **heads)
-    path = tmp_path_factory.mktemp("graphs") / kind
-    getattr(transformers, f"{family}Model")(config).save_pretrained(path)
-    if kind == "pplx":
-        _edit(path / "config.json", is_causal=False)
-    (path / "tokenizer.json").write_text("{}")
-    (path / "1_Pooling").mkdir()
-    pooling = {"embedding_dimension": 128, "pooling_mode": POOLING[kind]}
-    (path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    return read_folder(resolve(str(path)))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+    return small_model(request.param, tmp_path_factory.mktemp("graphs") / request.param)
 
 
 @pytest.fixture(scope="module")
-def eager(folder: Any) -> Engine:
+def eager(folder: ModelFolder) -> Engine:
     return Engine.load(folder, device="cuda", dtype=DType.BFLOAT16)
 
 
-def captured(folder: Any, when: GraphCapture) -> Engine:
+def captured(folder: ModelFolder, when: GraphCapture) -> Engine:
     engine = Engine.load(folder, device="cuda", dtype=DType.BFLOAT16)
     engine.capture(online_tokens=256, normal_tokens=MAX_TOKENS, when=when, memory_limit=2 << 30)
     return engine
@@ -94,7 +59,9 @@ def rows(result: LazyTensor, batch: PackedBatch) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("when", [GraphCapture.START, GraphCapture.LAZY])
-def test_every_bucket_border_equals_eager(folder: Any, eager: Engine, when: GraphCapture) -> None:
+def test_every_bucket_border_equals_eager(
+    folder: ModelFolder, eager: Engine, when: GraphCapture
+) -> None:
     engine = captured(folder, when)
     rng = np.random.default_rng(2)
     worst = 1.0
@@ -112,7 +79,9 @@ def test_every_bucket_border_equals_eager(folder: Any, eager: Engine, when: Grap
     assert modes == ({"replay"} if when is GraphCapture.START else {"eager", "capture", "replay"})
 
 
-def test_two_streams_with_two_steps_each_keep_their_rows_apart(folder: Any, eager: Engine) -> None:
+def test_two_streams_with_two_steps_each_keep_their_rows_apart(
+    folder: ModelFolder, eager: Engine
+) -> None:
     engine = captured(folder, GraphCapture.START)
     rng = np.random.default_rng(4)
     waiting: list[tuple[PackedBatch, LazyTensor]] = []
@@ -131,7 +100,9 @@ def test_two_streams_with_two_steps_each_keep_their_rows_apart(folder: Any, eage
         assert lowest_cosine(rows(result, batch), expected[id(batch)]) >= 0.9999
 
 
-def test_no_row_of_ten_thousand_inputs_is_bad_and_alone_equals_together(folder: Any) -> None:
+def test_no_row_of_ten_thousand_inputs_is_bad_and_alone_equals_together(
+    folder: ModelFolder,
+) -> None:
     engine = captured(folder, GraphCapture.START)
     rng = np.random.default_rng(6)
     num_inputs, worst = 0, 1.0
@@ -147,7 +118,3 @@ def test_no_row_of_ten_thousand_inputs_is_bad_and_alone_equals_together(folder: 
         )
         worst = min(worst, lowest_cosine(rows(engine.step(alone), alone), together[at : at + 1]))
     assert worst >= 0.9999
-
-
-def _edit(path: Path, **changes: object) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))

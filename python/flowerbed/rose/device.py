@@ -14,8 +14,7 @@ import torch
 from flowerbed.config import Attention, DType
 from flowerbed.errors import ConfigError, DeviceError
 from flowerbed.rose.kernels.attention import Backend
-from flowerbed.rose.kernels.backend import has_triton
-from flowerbed.rose.kernels.flash_attention import is_installed, ragged_backends
+from flowerbed.rose.kernels.flash_attention import EXTRAS, why_not
 
 log = logging.getLogger(__name__)
 
@@ -85,37 +84,51 @@ def pick_dtype(dtype: DType, device: torch.device) -> DType:
 def pick_attention(
     attention: Attention, device: torch.device, dtype: torch.dtype, head_dim: int
 ) -> Backend:
-    """The backend that `attention` means for heads of this size; says so where it is not the best.
+    """The backend that `attention` means for heads of this size.
+
+    One line of the log says what keeps a GPU from the best one, and what runs instead.
 
     Raises:
         ConfigError: It cannot serve this device, number format or model.
     """
-    is_missing = device.type == "cuda" and not is_installed(Backend.FLASHINFER)
-    if attention is Attention.FLASHINFER and is_missing:
-        raise ConfigError(
-            "attention flashinfer needs a package: pip install 'flowerbed[engine,flashinfer]'"
-        )
-    usable = ragged_backends(device, dtype, head_dim) if has_triton() else []
-    backends = [*usable, Backend.SDPA]
+    if attention is Attention.SDPA or (attention is Attention.AUTO and device.type == "cpu"):
+        return Backend.SDPA
     if attention is not Attention.AUTO:
-        if Backend(attention.value) not in backends:
-            raise ConfigError(
-                f"attention {attention} cannot serve {dtype} with heads of {head_dim} on {device}; "
-                f"these can: {', '.join(backends)}"
-            )
-        if attention is Attention.FLASHINFER:
-            log.info(
-                "attention by flashinfer: CUDA graphs are off, since each step is planned on the "
-                "host; its kernels are compiled when first used, which takes minutes"
-            )
-        return Backend(attention.value)
-    if device.type == "cuda" and backends[0] is not Backend.FLASH_ATTN_4:
+        return _asked_for(Backend(attention.value), device, dtype, head_dim)
+    reasons: list[str] = []
+    for backend in (Backend.FLASH_ATTN_4, Backend.TORCH_FLASH):
+        if (reason := why_not(backend, device, dtype, head_dim)) is None:
+            break
+        reasons.append(reason)
+    else:
+        backend = Backend.SDPA
+    if reasons:
+        steps = ", steps one by one and without CUDA graphs" if backend is Backend.SDPA else ""
         log.warning(
-            "attention by %s: flash-attn-4 is not there or cannot serve this GPU, number format or "
-            "head size; vectors are the same, steps are slower",
-            backends[0],
+            "%s: attention by %s%s; vectors are the same, steps are slower",
+            reasons[-1],
+            backend,
+            steps,
         )
-    return backends[0]
+    return backend
+
+
+def _asked_for(
+    backend: Backend, device: torch.device, dtype: torch.dtype, head_dim: int
+) -> Backend:
+    """A ragged backend by name; ConfigError says why it cannot be."""
+    reason = why_not(backend, device, dtype, head_dim)
+    if reason is not None:
+        refused = ConfigError(f"attention {backend} cannot be honoured on {device}: {reason}")
+        if reason.endswith("not installed") and backend in EXTRAS:
+            refused.add_note(f"pip install 'flowerbed[engine,{EXTRAS[backend]}]'")
+        raise refused
+    if backend is Backend.FLASHINFER:
+        log.info(
+            "attention by flashinfer: CUDA graphs are off, since each step is planned on the "
+            "host; its kernels are compiled when first used, which takes minutes"
+        )
+    return backend
 
 
 def fault_of(error: Exception) -> Literal["input", "memory", "device"]:

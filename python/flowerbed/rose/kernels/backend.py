@@ -5,6 +5,7 @@ Knows no operations. Called by the other files of `kernels` and by `rose.device`
 
 from __future__ import annotations
 
+import subprocess
 from functools import cache
 from typing import NamedTuple
 
@@ -33,18 +34,28 @@ class Tile(NamedTuple):
 
 
 @cache
-def has_triton() -> bool:
-    """Whether Triton can be imported."""
+def why_no_triton() -> str | None:
+    """Why Triton cannot run kernels on this machine's GPUs; None: it can."""
     try:
-        import triton  # noqa: F401  # pyright: ignore[reportUnusedImport]
+        import triton
+
+        triton.runtime.driver.active.get_current_target()
     except ImportError:
-        return False
-    return True
+        return "triton is not installed"
+    # Its start compiles a small C library, unless an earlier one left it in the cache.
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+        return f"triton does not start ({first_line(error)})"
+    return None
 
 
 def use_triton(x: Tensor) -> bool:
     """Whether x lies where Triton kernels run. Elsewhere torch operations give the same values."""
-    return x.is_cuda and has_triton()
+    return x.is_cuda and why_no_triton() is None
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, without what follows in its other lines."""
+    return str(error).partition("\n")[0][:200]
 
 
 def row_tile(x: Tensor, width: int) -> Tile:

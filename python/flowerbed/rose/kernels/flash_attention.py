@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from flowerbed.rose.kernels.attention import AttentionPlan, Backend
+from flowerbed.rose.kernels.backend import first_line, why_no_triton
 
 FLASH_DTYPES = (torch.bfloat16, torch.float16)
 MIN_CAPABILITY = {
@@ -29,27 +30,46 @@ HEAD_DIMS = {
     Backend.FLASHINFER: (64, 128, 256),
 }
 PACKAGES = {Backend.FLASH_ATTN_4: "flash-attn-4", Backend.FLASHINFER: "flashinfer-python"}
+EXTRAS = {Backend.FLASH_ATTN_4: "cuda", Backend.FLASHINFER: "flashinfer"}
+"""What to install for each."""
 
 
-def ragged_backends(device: torch.device, dtype: torch.dtype, head_dim: int) -> list[Backend]:
-    """Backends that can serve this device, number format and head size, the preferred one first."""
-    if device.type != "cuda" or dtype not in FLASH_DTYPES:
-        return []
-    capability = torch.cuda.get_device_capability(device)
-    return [
-        backend
-        for backend, least in MIN_CAPABILITY.items()
-        if capability >= least and head_dim in HEAD_DIMS[backend] and is_installed(backend)
-    ]
+def why_not(
+    backend: Backend, device: torch.device, dtype: torch.dtype, head_dim: int
+) -> str | None:
+    """Why a ragged backend cannot serve this device, number format and head size; None: it can."""
+    if device.type != "cuda":
+        return "ragged attention needs a GPU"
+    if dtype not in FLASH_DTYPES:
+        return f"ragged attention has no {str(dtype).removeprefix('torch.')}"
+    if head_dim not in (sizes := HEAD_DIMS[backend]):
+        known = ", ".join(map(str, sizes)) if isinstance(sizes, tuple) else f"8 to {sizes[-1]}"
+        return f"{backend} has no heads of {head_dim}, only of {known}"
+    capability, least = torch.cuda.get_device_capability(device), MIN_CAPABILITY[backend]
+    if capability < least:
+        ours, needed = (f"sm_{major}{minor}" for major, minor in (capability, least))
+        return f"{backend} needs {needed} and this GPU is {ours}"
+    if (reason := why_no_triton()) is not None:  # the other kernels of a ragged step need it
+        return reason
+    return why_no_package(backend)
 
 
 @cache
-def is_installed(backend: Backend) -> bool:
-    """Whether the package is there that a backend needs."""
+def why_no_package(backend: Backend) -> str | None:
+    """Why what a backend needs cannot be used; None: it can. Imports flash-attn-4, which takes seconds."""
+    if backend not in PACKAGES:
+        return None
+    package = PACKAGES[backend]
     try:
-        return backend not in PACKAGES or bool(version(PACKAGES[backend]))
+        found = version(package)
     except PackageNotFoundError:
-        return False
+        return f"{package} is not installed"
+    if backend is Backend.FLASH_ATTN_4:
+        try:
+            _flash_attn_4()
+        except (ImportError, AttributeError, OSError, RuntimeError) as error:
+            return f"{package} {found} does not load ({first_line(error)})"
+    return None
 
 
 def flash_attention(

@@ -109,14 +109,14 @@ def linear_norm_rope(x: Tensor, weights: NormRopeWeights, positions: Tensor) -> 
     Args:
         x: [num_rows, in_features].
         weights: From `norm_rope_weights`.
-        positions: [num_rows] int32.
+        positions: [num_rows] int32 or int64.
 
     Returns:
         [num_rows, (num_heads + 2 * num_kv_heads) * 128], dtype of x. Columns of queries and keys have
         the order of the weights' rows.
     """
     if _fuses(NORM_ROPE, x, weights.rows, min_rows=1):
-        return _quack().linear_norm_rope(x, weights, positions, NORM_ROPE.tile)
+        return _quack().linear_norm_rope(x, weights, positions.int(), NORM_ROPE.tile)
     sums = linear(x, weights.rows, None).float()
     heads = sums.view(x.shape[0], -1, HEAD_DIM)
     scale = torch.rsqrt(heads.square().mean(-1, keepdim=True) + weights.eps)
