@@ -18,6 +18,12 @@ DEVICES = [
 ]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Threads that spin at a barrier make tests ten times slower beside other work."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest):
     """Where the Triton kernels of a test run."""

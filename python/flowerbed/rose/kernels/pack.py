@@ -69,7 +69,7 @@ def pack_rows(
     ubinary = packbits(x >= 0), of x and not of q.
     Status: 1 if a value of the segment's row, or of x as written, is not finite, and then the row's
     bytes mean nothing; else 2 if x (q, where q is written) is all zero; else 0. A zero row stays
-    zero when normalised. Norms are summed in float64, so that each device finds the same.
+    zero when normalised. Norms and tanh are computed in float64, so that each device finds the same.
 
     Args:
         pooled: [num_segments, dimensions] float32.
@@ -213,7 +213,8 @@ def _encode(
     """
     values = cut
     if quantizer == "tanh" and dtype < RowDtype.BINARY:
-        values = torch.tanh(cut).mul(127.0).round()
+        levels = torch.tanh(cut.double()).mul(127.0).round()
+        values = levels.add(0.0).float()  # without zeros that have a sign
     if quantizer is None or dtype < RowDtype.INT8:
         values = _normalize(values, normalize)
     is_finite = torch.isfinite(values).all(dim=1)

@@ -33,7 +33,8 @@ NOT_FINITE = tl.constexpr(STATUS_NOT_FINITE)
 ALL_ZERO = tl.constexpr(STATUS_ALL_ZERO)
 SHORTEST = tl.constexpr(MIN_NORM)
 ROUNDER = tl.constexpr(12582912.0)
-"""1.5 * 2^23: added and subtracted, it rounds numbers below 2^22 half to even."""
+WIDE_ROUNDER = tl.constexpr(6755399441055744.0)
+"""1.5 * 2^23 and 1.5 * 2^52: added to float32 and float64 and subtracted, they round half to even."""
 
 
 @triton.jit
@@ -42,11 +43,14 @@ def _round(x):
 
 
 @triton.jit
-def _tanh(x):
-    """(1 - e) / (1 + e) with e = exp(-2|x|): off by less than 2e-7, which is what levels need."""
-    power = tl.exp(-2.0 * tl.abs(x))
-    size = tl.div_rn(1.0 - power, 1.0 + power)
-    return tl.where(x < 0, -size, size)
+def _tanh_levels(x):
+    """round(127 tanh(x)), half to even. In float64, so that levels next to a tie are those of the CPU.
+
+    tanh(x) is (1 - e) / (1 + e) with e = exp(-2|x|).
+    """
+    power = tl.exp(-2.0 * tl.abs(x.to(tl.float64)))
+    size = ((1.0 - power) / (1.0 + power) * 127.0 + WIDE_ROUNDER) - WIDE_ROUNDER
+    return tl.where(x < 0, 0.0 - size, size).to(tl.float32)
 
 
 @triton.jit
@@ -110,7 +114,7 @@ def _pack_kernel(
     if IS_TANH:
         is_positive = kept & (x >= 0)
         if code < BINARY:
-            x = _round(_tanh(x) * 127.0)
+            x = _tanh_levels(x)
         is_normalized = is_normalized & (code < INT8)
     x = tl.div_rn(x, tl.where(is_normalized, _norm(x), 1.0))
     if not IS_TANH:
