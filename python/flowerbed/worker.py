@@ -7,7 +7,9 @@ never calls Python. Called by `flowerbed worker`.
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -85,7 +87,8 @@ def run(
 
     Returns:
         The exit code: 0 after a drain, 1 if queued work had to be refused, 128 plus the signal's
-        number after a second signal, `EXIT_DEVICE_FAULT` after a fault of the device.
+        number after a second signal. After a fault of the device the process ends here, with
+        `EXIT_DEVICE_FAULT`.
 
     Raises:
         FlowerbedError: The model or a setting cannot be honoured, or an address cannot be bound.
@@ -131,9 +134,13 @@ def run(
         signals = _drain_on_signals(server, drain_timeout_s)
         on_ready(address, info.id)
         serve(server, engine)
-        return _exit_code(server, signals)
     finally:
         server.stop()
+    if server.is_faulted:
+        # Freeing what lies on a broken device fails in destructors, which abort the process.
+        sys.stderr.flush()
+        os._exit(EXIT_DEVICE_FAULT)
+    return _exit_code(server, signals)
 
 
 def serve(server: InferenceServer, engine: Engine) -> None:
@@ -160,12 +167,17 @@ def take_memory(
 ) -> None:
     """Runs the largest step once, so that what does not fit fails now and not under load.
 
-    See `Engine.capture`.
+    On a GPU also the longest input, which runs alone where no step of the budget holds it: 32,768 tokens
+    take half a second of a 0.6B model on an H200, and minutes on a CPU. See `Engine.capture`.
 
     Raises:
         ConfigError: It does not fit.
     """
-    batch = _full_batch(engine, normal_tokens)
+    batches = [_full_batch(engine, normal_tokens)]
+    longest = engine.folder.text.max_length
+    if engine.device.type == "cuda" and longest > batches[0].num_tokens:
+        batches.append(PackedBatch.blank(longest, longest, RowFormat(engine.folder.dimensions)))
+    trying = batches[0]
     try:
         engine.capture(
             online_tokens=online_tokens,
@@ -173,14 +185,20 @@ def take_memory(
             when=when,
             memory_limit=memory_limit,
         )
-        engine.step(batch).wait()
+        for trying in batches:
+            engine.step(trying).wait()
     except Exception as error:
         if fault_of(error) != "memory":
             raise
-        refused = ConfigError(
-            f"a step of {batch.num_tokens} tokens does not fit into the memory of {engine.device}"
-        )
-        refused.add_note("give less with --max-batch-tokens and --saturation-batch-tokens")
+        size = f"{trying.num_tokens} tokens"
+        if trying is batches[0]:
+            what = f"a step of {size}"
+            hint = "give less with --max-batch-tokens and --saturation-batch-tokens"
+        else:
+            what = f"an input of {size}, the model's longest,"
+            hint = "use a GPU with more memory, or set a lower max_seq_length in the model's folder"
+        refused = ConfigError(f"{what} does not fit into the memory of {engine.device}")
+        refused.add_note(hint)
         raise refused from error
 
 
@@ -224,8 +242,6 @@ def _drain_on_signals(server: InferenceServer, timeout_s: float) -> list[int]:
 
 
 def _exit_code(server: InferenceServer, signals: list[int]) -> int:
-    if server.is_faulted:
-        return EXIT_DEVICE_FAULT
     if len(signals) > 1:
         return 128 + signals[-1]
     return 1 if server.was_cut else 0

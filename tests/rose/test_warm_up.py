@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -83,3 +84,48 @@ def test_OP_01_a_budget_that_does_not_fit_into_memory_is_refused_at_start(
     with pytest.raises(ConfigError, match="a step of 700 tokens does not fit") as caught:
         take_memory(minilm, 700)
     assert "--max-batch-tokens" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    ("device", "longest", "sizes"),
+    [("cuda", 32_768, [16_384, 32_768]), ("cuda", 8_192, [16_384]), ("cpu", 32_768, [16_384])],
+)
+def test_OP_01_the_longest_input_is_tried_alone_on_a_gpu_where_no_step_holds_it(
+    monkeypatch: pytest.MonkeyPatch, device: str, longest: int, sizes: list[int]
+) -> None:
+    tried: list[PackedBatch] = []
+
+    def step(_engine: Engine, batch: PackedBatch) -> SimpleNamespace:
+        tried.append(batch)
+        return SimpleNamespace(wait=lambda: None)
+
+    monkeypatch.setattr(Engine, "step", step)
+    engine = of_length(longest, device)
+    take_memory(engine, 16_384)
+    assert [batch.num_tokens for batch in tried] == sizes
+    assert tried[0].max_seqlen == min(longest, 16_384)
+    assert tried[-1].max_seqlen == min(longest, sizes[-1])
+
+
+def test_OP_01_a_longest_input_that_does_not_fit_into_memory_is_refused_at_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def squeezed(_engine: Engine, batch: PackedBatch) -> SimpleNamespace:
+        if batch.num_sequences == 1 and batch.num_tokens > 16_384:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return SimpleNamespace(wait=lambda: None)
+
+    monkeypatch.setattr(Engine, "step", squeezed)
+    what = "an input of 32768 tokens, the model's longest, does not fit"
+    with pytest.raises(ConfigError, match=what) as caught:
+        take_memory(of_length(32_768, "cuda"), 512)
+    assert "max_seq_length" in caught.value.__notes__[0]
+
+
+def of_length(longest: int, device: str) -> Engine:
+    """An engine in name, whose steps a test has replaced."""
+    engine = Engine.__new__(Engine)
+    engine.device = torch.device(device)
+    engine.folder = SimpleNamespace(text=SimpleNamespace(max_length=longest), dimensions=8)
+    engine._runner = SimpleNamespace(capture=lambda *_: None)
+    return engine
