@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -77,18 +78,29 @@ def test_the_knee_is_the_smallest_step_within_8_percent_of_the_best_rate():
 class FakeEngine:
     """Steps of a fixed cost and a rate, on a clock of its own."""
 
+    steps_in_flight = 1
+    num_waiting = most_waiting = 0
+
     def __init__(self, monkeypatch, per_token_s=0.001, noise=lambda count: 1.0):
         self.now = 0.0
         self.sizes = []
         self.noise = noise
         self.per_token_s = per_token_s
         self.folder = SimpleNamespace(text=SimpleNamespace(max_length=100), dimensions=8)
-        monkeypatch.setattr(measure.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: self.now))
+
+    def capture(self, **sizes):
+        self.captured = sizes
 
     def step(self, batch):
         self.sizes.append((batch.num_tokens, batch.num_sequences))
         self.now += (0.01 + self.per_token_s * batch.num_tokens) * self.noise(len(self.sizes))
-        return SimpleNamespace(wait=lambda: None)
+        self.num_waiting += 1
+        self.most_waiting = max(self.most_waiting, self.num_waiting)
+        return SimpleNamespace(wait=self.waited)
+
+    def waited(self):
+        self.num_waiting -= 1
 
 
 def test_whole_steps_are_filled_with_sequences_that_the_model_takes(monkeypatch):
@@ -97,6 +109,17 @@ def test_whole_steps_are_filled_with_sequences_that_the_model_takes(monkeypatch)
     assert [point.tokens for point in points] == list(measure.STEP_TOKENS)
     assert (256, 3) in engine.sizes  # 100 + 100 + 56
     assert measure.is_steady(points)
+
+
+def test_a_device_that_takes_two_steps_is_measured_with_two_and_with_its_graphs(monkeypatch):
+    engine = FakeEngine(monkeypatch, per_token_s=0.00001)
+    engine.steps_in_flight = 2
+    points = measure.measure(engine)
+    assert engine.captured["normal_tokens"] == measure.STEP_TOKENS[-1]
+    rounds = measure.NUM_ROUNDS * measure.STEPS_END_TO_END
+    assert len(engine.sizes) == rounds * len(measure.STEP_TOKENS)
+    assert engine.most_waiting == 2
+    assert points[-1].ms == pytest.approx(10 + 0.01 * 4_096)
 
 
 def test_no_larger_steps_are_tried_once_one_takes_too_long(monkeypatch):
@@ -128,11 +151,17 @@ def test_measure_prints_the_table_and_keeps_the_knee_for_workers(run_doctor, mon
     assert outcome.code == 0, outcome.err
     assert "--max-batch-tokens 128\n" in outcome.out
     assert "11,636  <- knee" in outcome.out
+    assert re.search(
+        r": copies \d+ GB/s \(read and written\), float32 products [\d.]+ TFLOP/s\n", outcome.out
+    )
+    assert "in float32, attention by sdpa\n" in outcome.out
     (kept,) = knee.stored()
     assert knee.default_budget("cpu", kept.conditions.space) == 128
     as_json = json.loads(run_doctor("--measure", "--json", "--device", "cpu").out)
     assert as_json["measured"]["max_batch_tokens"] == 128
     assert [step["tokens"] for step in as_json["measured"]["steps"]] == [64, 128, 256]
+    assert 1e8 < as_json["measured"]["ceilings"]["copy_bytes_per_s"] < 1e13
+    assert 1e8 < as_json["measured"]["ceilings"]["product_flops_per_s"] < 1e16
 
 
 def test_real_steps_of_the_packaged_model_are_measured(monkeypatch):

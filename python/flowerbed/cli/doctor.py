@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +17,7 @@ if TYPE_CHECKING:  # loads torch
     from flowerbed.knee import Knee
     from flowerbed.measure import Point
     from flowerbed.report import Report
+    from flowerbed.rose.ceilings import Ceilings
 
 
 def doctor(
@@ -30,7 +32,7 @@ def doctor(
         bool,
         typer.Option(
             "--measure",
-            help="Load the model, time whole steps of 32 to 4,096 tokens, and keep the knee: "
+            help="Load the model, time copies, products and whole steps of 32 to 4,096 tokens, and keep the knee: "
             "workers of this model on this machine then take it as their budget.",
         ),
     ] = False,
@@ -66,21 +68,56 @@ def doctor(
         raise typer.Exit(0 if report.is_good else 1)
     if not as_json:
         print(_text(report))
-    points, found, is_kept = _measure(model, revision, device, dtype, log_format)
+    measured = _measure(model, revision, device, dtype, log_format)
     if as_json:
-        table = [
-            {"tokens": p.tokens, "ms": p.ms, "tokens_per_s": p.tokens_per_second} for p in points
-        ]
-        measured = {
-            "steps": table,
-            "max_batch_tokens": found.tokens,
-            "space": found.conditions.space,
-        }
-        measured["kept"] = is_kept
-        print(json.dumps({**report.as_dict(), "measured": measured}, indent=2))
+        print(json.dumps({**report.as_dict(), "measured": measured.as_dict()}, indent=2))
     else:
-        print(_table(points, found, is_kept=is_kept))
-    raise typer.Exit(0 if report.is_good and is_kept else 1)
+        print(measured.as_text())
+    raise typer.Exit(0 if report.is_good and measured.is_kept else 1)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What --measure found."""
+
+    points: list[Point]
+    knee: Knee
+    is_kept: bool
+    attention: str
+    ceilings: Ceilings
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return {
+            "attention": self.attention,
+            "ceilings": asdict(self.ceilings),
+            "steps": [
+                {"tokens": p.tokens, "ms": p.ms, "tokens_per_s": p.tokens_per_second}
+                for p in self.points
+            ],
+            "max_batch_tokens": self.knee.tokens,
+            "space": self.knee.conditions.space,
+            "kept": self.is_kept,
+        }
+
+    def as_text(self) -> str:
+        """For people."""
+        device, dtype = self.knee.conditions.device, self.ceilings.dtype
+        lines = ["", f"{device}: {self.ceilings}"]
+        lines += [f"whole steps of {self.knee.model} in {dtype}, attention by {self.attention}", ""]
+        lines.append(f"{'tokens':>8} {'ms':>10} {'tokens/s':>10}")
+        for point in self.points:
+            mark = "  <- knee" if point.tokens == self.knee.tokens else ""
+            rate = point.tokens_per_second
+            lines.append(f"{point.tokens:8,} {point.ms:10.2f} {rate:10,.0f}{mark}")
+        lines += ["", f"--max-batch-tokens {self.knee.tokens}"]
+        lines.append(
+            "workers of this model on this machine take it by themselves from now on"
+            if self.is_kept
+            else "not kept: steps of one size took very different times, so something else computes "
+            "here; run it again when the machine is idle"
+        )
+        return "\n".join(lines)
 
 
 def _measure(
@@ -89,11 +126,13 @@ def _measure(
     device: str,
     dtype: config.DType,
     log_format: config.LogFormat,
-) -> tuple[list[Point], Knee, bool]:
+) -> Measured:
     from flowerbed import devices, hub, knee
     from flowerbed.errors import ConfigError
     from flowerbed.folder import read_folder
     from flowerbed.measure import as_knee, is_steady, measure, pick
+    from flowerbed.rose.ceilings import ceilings
+    from flowerbed.rose.device import TORCH_DTYPES
     from flowerbed.rose.engine import Engine
 
     first = devices.expand(device)[0]
@@ -102,18 +141,19 @@ def _measure(
     folder = read_folder(resolved)
     with Loading(folder.id, log_format) as loading:
         engine = Engine.load(folder, device=first, dtype=dtype, progress=loading.advance)
+    best = ceilings(engine.device, TORCH_DTYPES[engine.dtype])
     points = measure(engine)
     found = as_knee(engine, pick(points))
-    if not is_steady(points):
-        return points, found, False
-    try:
-        knee.store(found)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot keep the knee of {found.tokens} tokens in {knee.cache_file()} ({error.strerror}): "
-            f"give --max-batch-tokens {found.tokens} instead"
-        ) from error
-    return points, found, True
+    is_kept = is_steady(points)
+    if is_kept:
+        try:
+            knee.store(found)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot keep the knee of {found.tokens} tokens in {knee.cache_file()} "
+                f"({error.strerror}): give --max-batch-tokens {found.tokens} instead"
+            ) from error
+    return Measured(points, found, is_kept, engine.attention, best)
 
 
 def _text(report: Report) -> str:
@@ -135,19 +175,3 @@ def _word(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "not set" if value is None else str(value)
-
-
-def _table(points: list[Point], found: Knee, *, is_kept: bool) -> str:
-    lines = ["", f"whole steps of {found.model} on {found.conditions.device}", ""]
-    lines.append(f"{'tokens':>8} {'ms':>10} {'tokens/s':>10}")
-    for point in points:
-        mark = "  <- knee" if point.tokens == found.tokens else ""
-        lines.append(f"{point.tokens:8,} {point.ms:10.2f} {point.tokens_per_second:10,.0f}{mark}")
-    lines += ["", f"--max-batch-tokens {found.tokens}"]
-    lines.append(
-        "workers of this model on this machine take it by themselves from now on"
-        if is_kept
-        else "not kept: steps of one size took very different times, so something else computes here; "
-        "run it again when the machine is idle"
-    )
-    return "\n".join(lines)
