@@ -22,8 +22,8 @@ from small_models import VOCAB_ROWS, small_model
 
 pytestmark = [
     pytest.mark.gpu,
-    # flash-attn-4 imports the compiler of torch, which warns of its own code.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    # flash-attn-4 and quack import the compiler of torch, which warns of its own code.
+    pytest.mark.filterwarnings("ignore"),
 ]
 
 BATCHES = ([1], [7, 13], [5, 1, 17, 105], [64] * 5 + [300, 400], [512] * 5 + [77, 2])

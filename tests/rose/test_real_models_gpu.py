@@ -40,8 +40,9 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(300),
     pytest.mark.skipif(not FOLDERS, reason=f"{VARIABLE} names no folder of model folders"),
-    # flash-attn-4 imports the compiler of torch, which warns of its own code.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    # flash-attn-4 imports the compiler of torch, and sentence-transformers much else, which warn of
+    # their own code.
+    pytest.mark.filterwarnings("ignore"),
 ]
 
 Rows = NDArray[np.float32]
