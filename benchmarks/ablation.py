@@ -36,7 +36,7 @@ from rich.table import Table
 
 NUM_TEXTS, NUM_COMPARED = 400, 8
 QUERY_WORDS, LONG_TOKENS = 12, 512
-WARM_UP_S = 0.4
+WARM_UP_S = 0.3
 FASTAPI_PROCESSES = (1, 4)
 GRAPH_MEMORY = ("--graph-memory-mb", "16384")
 """Above the default, since what the other workers take while one captures seems to be its graphs'."""
@@ -139,8 +139,8 @@ def show(rows: Sequence[Row], console: Console) -> None:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description="Take out one part at a time.")
-    parser.add_argument("folder", nargs="?")
+    parser = argparse.ArgumentParser(description="Take out one part at a time.", allow_abbrev=False)
+    parser.add_argument("folder", nargs="?", help="needed before options of the worker")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each load")
     parser.add_argument("--no-fastapi", action="store_true", help="leave its front out")
     options, worker_options = parser.parse_known_args()

@@ -120,13 +120,14 @@ def main() -> None:
     ideal = ("proportional to tokens", proportional(rows), ":")
     by_sequences = [(f"{size:,} tokens", over_sequences(rows, size), "-") for size in TOKENS]
     modes = [
-        ("one graph", over_tokens(rows, 1, is_eager=False), "-"),
-        ("eager", over_tokens(rows, 1, is_eager=True), "-"),
+        (f"{mode}, sequences: {count}", over_tokens(rows, count, is_eager=is_eager), "-")
+        for mode, is_eager in (("graph", False), ("eager", True))
+        for count in (SEQUENCES[0], SEQUENCES[-1])
     ]
     for name, lines, label, ticks in (
         ("step_tokens", [*by_tokens, ideal], "tokens of a step", TICKS_TOKENS),
         ("step_sequences", by_sequences, "sequences of a step", TICKS_SEQUENCES),
-        ("eager_graph", modes, "tokens of a step, in one sequence", TICKS_TOKENS),
+        ("eager_graph", modes, "tokens of a step", TICKS_TOKENS),
     ):
         measured = [line for line in lines if line[1]]
         if measured:

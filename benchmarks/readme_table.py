@@ -140,12 +140,12 @@ def cosine(row: Row) -> str:
     return "" if found is None else f"{int(found * 1e5) / 1e5:.5f}"
 
 
-def replaced(readme: str, figures: str) -> str:
-    """README with the block in place of the one in it."""
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"error: README.md lacks the lines {BEGIN} and {END}")
+def replaced(text: str, figures: str, begin: str = BEGIN, end: str = END) -> str:
+    """The text with the block in place of the one in it."""
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise SystemExit(f"error: the lines {begin} and {end} are not there")
     return before + figures + after
 
 
@@ -153,14 +153,16 @@ def main() -> None:
     """Writes, or checks."""
     parser = argparse.ArgumentParser(description="Write README's figures from results/h200.jsonl.")
     parser.add_argument("--check", action="store_true", help="write nothing, fail if it would")
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--readme", type=Path, default=README)
     options = parser.parse_args()
-    rows = [json.loads(text) for text in RESULTS.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(text) for text in options.results.read_text(encoding="utf-8").splitlines()]
     readme = options.readme.read_text(encoding="utf-8")
     wanted = replaced(readme, block(rows))
     if options.check and wanted != readme:
         raise SystemExit(
-            f"error: {options.readme} is not what {RESULTS.name} says: run benchmarks/readme_table.py"
+            f"error: {options.readme} is not what {options.results.name} says: run "
+            "benchmarks/readme_table.py"
         )
     if wanted != readme:
         options.readme.write_text(wanted, encoding="utf-8")

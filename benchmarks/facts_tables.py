@@ -1,0 +1,121 @@
+"""Writes tables of docs/measured-facts.md from results/h200.jsonl: `python benchmarks/facts_tables.py [--check]`.
+
+Those of `ablation.py`, `graph_modes.py` and `idle_device.py`, each between two comments; the text around them is
+written by hand. Of each benchmark the rows of the last commit count. `--check` writes nothing and fails if a
+table is not what the rows say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from graph_modes import MAX_PADDING, MAX_WAIT_MS, MIN_REPLAYS
+from readme_table import RESULTS, ROOT, Row, line, newest, replaced, table_head
+
+FACTS = ROOT / "docs" / "measured-facts.md"
+
+
+def ablation(rows: Sequence[Row]) -> list[str]:
+    """A line a system: p50 / p99 milliseconds, answers a second of each load."""
+    cells = {(row["system"], row["load"]): row for row in rows}
+    loads = list(dict.fromkeys(row["load"] for row in rows))
+    lines = table_head(["p50 / p99 ms, answers/s", *loads, "lowest cosine to the first"])
+    for system in dict.fromkeys(row["system"] for row in rows):
+        own = [cells[system, load] for load in loads if (system, load) in cells]
+        figures = [
+            f"{row['p50_ms']:.2f} / {row['p99_ms']:.2f}, {row['answers_per_s']:,.0f}" for row in own
+        ]
+        figures += [""] * (len(loads) - len(own))
+        lines.append(line([system, *figures, f"{own[0]['min_cosine_to_first']:.6f}"]))
+    return lines
+
+
+def graph_modes(rows: Sequence[Row]) -> list[str]:
+    """A line a figure, a column a mode."""
+    lines = table_head(["`--graph-capture`", *(row["mode"] for row in rows), "target"])
+
+    def add(figure: str, cell: Callable[[Row], str], target: str = "") -> None:
+        lines.append(line([figure, *(cell(row) for row in rows), target]))
+
+    add("start to first answer, s", lambda row: f"{row['ready_s']:.1f}")
+    add("graphs, MB", lambda row: f"{row['num_graphs']}, {row['graph_mb']:,}")
+    for phase, name in (
+        ("first", "the first"),
+        ("steady", "the next"),
+        ("mix", "beside a re-index"),
+    ):
+        add(f"{name}: requests, p50 / p99 / max ms", lambda row, phase=phase: _phase(row, phase))
+    add("the re-index, texts/s", lambda row: f"{row['mix']['index']['texts_per_s']:,.0f}")
+    add(
+        "captures under load, longest ms",
+        lambda row: f"{row['captures_after_ready']}, {row['longest_capture_ms']:.1f}",
+        f"{MAX_WAIT_MS:.0f} ms",
+    )
+    for share, target in (("replays", f"{MIN_REPLAYS:.0%}"), ("padding", f"{MAX_PADDING:.0%}")):
+        add(f"{share}, at last", lambda row, share=share: f"{row['mix'][share]:.2%}", target)
+    return lines
+
+
+def idle_device(rows: Sequence[Row]) -> list[str]:
+    """A line a shape."""
+    columns = ["shape", "step µs", "step alone µs", "idle", "traced: step µs", "idle", "copies"]
+    lines = table_head([*columns, "gaps in a step", "kernels"])
+    for row in rows:
+        times = [f"{row[key]:,.0f}" for key in ("step_us", "step_alone_us")]
+        names = ("idle_between_steps", "copies", "gaps_in_steps", "kernels")
+        shares = [f"{row[f'traced_{name}']:.2%}" for name in names]
+        cells = [*times, f"{row['idle']:.2%}", f"{row['traced_step_us']:,.0f}", *shares]
+        lines.append(line([row["shape"].replace("x", " x "), *cells]))
+    return lines
+
+
+def _phase(row: Row, phase: str) -> str:
+    texts = row[phase]["texts"]
+    spread = " / ".join(f"{texts['ms'][key]:.2f}" for key in ("p50", "p99", "max"))
+    return f"{texts['n']:,}, {spread}"
+
+
+TABLES: dict[str, Callable[[Sequence[Row]], list[str]]] = {
+    "ablation": ablation,
+    "graph_modes": graph_modes,
+    "idle_device": idle_device,
+}
+
+
+def block(benchmark: str, rows: Sequence[Row], begin: str, end: str) -> str:
+    """All that stands between the comments."""
+    found = newest([row for row in rows if row["benchmark"] == benchmark])
+    if not found:
+        return f"{begin}\n{end}"
+    first = found[0]
+    where = ", ".join(str(first[key]) for key in ("gpu", "model", "dtype", "commit"))
+    return "\n".join([begin, f"{where}:", "", *TABLES[benchmark](found), end])
+
+
+def main() -> None:
+    """Writes, or checks."""
+    parser = argparse.ArgumentParser(description="Write tables of docs/measured-facts.md.")
+    parser.add_argument("--check", action="store_true", help="write nothing, fail if it would")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--facts", type=Path, default=FACTS)
+    options = parser.parse_args()
+    rows = [json.loads(text) for text in options.results.read_text(encoding="utf-8").splitlines()]
+    facts = wanted = options.facts.read_text(encoding="utf-8")
+    for benchmark in TABLES:
+        begin = f"<!-- {benchmark}: made by benchmarks/facts_tables.py -->"
+        end = f"<!-- end of {benchmark} -->"
+        wanted = replaced(wanted, block(benchmark, rows, begin, end), begin, end)
+    if options.check and wanted != facts:
+        raise SystemExit(
+            f"error: {options.facts} is not what {options.results.name} says: run "
+            "benchmarks/facts_tables.py"
+        )
+    if wanted != facts:
+        options.facts.write_text(wanted, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
