@@ -12,7 +12,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flowerbed.rose.kernels import activation, embedding, norm, pack, pooling, positions, rope
+from flowerbed.rose.kernels import (
+    activation,
+    embedding,
+    norm,
+    pack,
+    pooling,
+    positions,
+    rope,
+    scaled_rows,
+)
 
 EPS = 1e-6
 VOCABULARY, NUM_POSITIONS, TEXT_TOKENS = 151_936, 512, 128
@@ -52,6 +61,11 @@ def all_cases() -> list[Case]:
         *(_swiglu(width) for width in (3072, 4864)),
         *(_bias_gelu(width, "none") for width in (1536, 3072, 4096)),
         _bias_gelu(3072, "tanh"),
+        *(_quantize_rows(width) for width in (768, 2048, 3072)),
+        _scaled_add_rms_norm(1024),
+        _scaled_add_layer_norm(768),
+        _scaled_swiglu(3072),
+        _scaled_bias_gelu(3072),
         _embed_tokens(1024),
         *(_embed_layer_norm(hidden) for hidden in hiddens[:3]),
         _token_places(),
@@ -172,6 +186,72 @@ def _bias_gelu(width: int, approximate: activation.Approximation) -> Case:
         lambda x, bias: activation.bias_gelu(x, bias, approximate),
         _row_bytes(2 * width),
         (_random(width),),
+    )
+
+
+LEVEL_ERROR = 0.08
+"""Two neighbouring levels of 8 bits, over the largest: which one is nearer to a value may differ."""
+
+
+def _quantize_rows(width: int) -> Case:
+    return Case(
+        "quantize_rows",
+        str(width),
+        lambda num_tokens: (_random(num_tokens, width),),
+        scaled_rows.quantize_rows,
+        lambda num_tokens: num_tokens * (3 * width + 4),
+        error=LEVEL_ERROR,
+    )
+
+
+def _scaled_add_rms_norm(hidden: int) -> Case:
+    return Case(
+        "scaled_add_rms_norm",
+        str(hidden),
+        lambda num_tokens: (_random(num_tokens, hidden), _random(num_tokens, hidden)),
+        lambda x, residual, weight: scaled_rows.scaled_add_rms_norm(x, residual, weight, EPS),
+        lambda num_tokens: num_tokens * (7 * hidden + 4),
+        (_random(hidden),),
+        error=LEVEL_ERROR,
+    )
+
+
+def _scaled_add_layer_norm(hidden: int) -> Case:
+    def call(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensors:
+        plain, rows = scaled_rows.scaled_add_layer_norm(x, residual, weight, bias, EPS)
+        return (plain, *rows)
+
+    return Case(
+        "scaled_add_layer_norm",
+        str(hidden),
+        lambda num_tokens: (_random(num_tokens, hidden), _random(num_tokens, hidden)),
+        call,
+        lambda num_tokens: num_tokens * (7 * hidden + 4),
+        (_random(hidden), _random(hidden)),
+        error=LEVEL_ERROR,
+    )
+
+
+def _scaled_swiglu(width: int) -> Case:
+    return Case(
+        "scaled_swiglu",
+        str(width),
+        lambda num_tokens: (_random(num_tokens, 2 * width),),
+        scaled_rows.scaled_swiglu,
+        lambda num_tokens: num_tokens * (5 * width + 4),
+        error=LEVEL_ERROR,
+    )
+
+
+def _scaled_bias_gelu(width: int) -> Case:
+    return Case(
+        "scaled_bias_gelu",
+        str(width),
+        lambda num_tokens: (_random(num_tokens, width),),
+        lambda x, bias: scaled_rows.scaled_bias_gelu(x, bias, "none"),
+        lambda num_tokens: num_tokens * (3 * width + 4),
+        (_random(width),),
+        error=LEVEL_ERROR,
     )
 
 

@@ -55,6 +55,7 @@ class DType(StrEnum):
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
+    FP8 = "fp8"  # products in float8_e4m3fn with a scale a row, all else in bfloat16; experimental
 
 
 class GraphCapture(StrEnum):

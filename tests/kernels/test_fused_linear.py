@@ -109,7 +109,7 @@ def test_the_start_says_which_kernels_serve(capability, found, level, words, mon
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(fused_linear, "version", version)
-    monkeypatch.setattr(fused_linear, "_quack", lambda: None)
+    monkeypatch.setattr(fused_linear, "quack_linear", lambda: None)
     with caplog.at_level(logging.INFO, logger=fused_linear.log.name):
         has_kernels = fused_linear._has_kernels.__wrapped__(torch.device("cuda", 0))
     assert has_kernels is (level == logging.INFO)

@@ -191,7 +191,11 @@ Device = Annotated[
     ),
 ]
 Dtype = Annotated[
-    DType, typer.Option(envvar="FLOWERBED_DTYPE", help="Number format of the weights.")
+    DType,
+    typer.Option(
+        envvar="FLOWERBED_DTYPE",
+        help="Number format of the weights. fp8, for newer GPUs and index builds, is experimental.",
+    ),
 ]
 Attention = Annotated[
     config.Attention,

@@ -22,11 +22,14 @@ CPU_BFLOAT16_FEATURES = ("avx512_bf16", "amx_bf16")
 _OUT_OF_MEMORY = ("out of memory", "DefaultCPUAllocator: can't", "CUBLAS_STATUS_ALLOC_FAILED")
 """torch.OutOfMemoryError is only what its allocator of GPU memory raises."""
 MIN_BFLOAT16_CAPABILITY = (8, 0)
+MIN_FP8_CAPABILITY = (8, 9)
 TORCH_DTYPES = {
     DType.FLOAT32: torch.float32,
     DType.BFLOAT16: torch.bfloat16,
     DType.FLOAT16: torch.float16,
+    DType.FP8: torch.bfloat16,
 }
+"""Of activations, and of weights that are no products'."""
 
 
 def pick_device(name: str) -> torch.device:
@@ -65,13 +68,19 @@ def pick_dtype(dtype: DType, device: torch.device) -> DType:
     if device.type == "cpu":
         has_bfloat16 = _cpu_has_bfloat16()
         usable = "--dtype float32" + (" or bfloat16" if has_bfloat16 else "")
-        if dtype is DType.FLOAT16:
-            raise ConfigError(f"dtype float16 is not supported on a CPU; use {usable}")
+        if dtype in (DType.FLOAT16, DType.FP8):
+            raise ConfigError(f"dtype {dtype} is not supported on a CPU; use {usable}")
         if dtype is DType.BFLOAT16 and not has_bfloat16:
             features = " or ".join(CPU_BFLOAT16_FEATURES)
             raise ConfigError(f"dtype bfloat16 needs a CPU with {features}; use {usable}")
         return DType.FLOAT32 if dtype is DType.AUTO else dtype
-    has_bfloat16 = torch.cuda.get_device_capability(device) >= MIN_BFLOAT16_CAPABILITY
+    capability = torch.cuda.get_device_capability(device)
+    has_bfloat16 = capability >= MIN_BFLOAT16_CAPABILITY
+    if dtype is DType.FP8 and capability < MIN_FP8_CAPABILITY:
+        usable = "bfloat16" if has_bfloat16 else "float32"
+        raise ConfigError(
+            f"dtype fp8 needs a GPU of compute capability 8.9 or newer; use --dtype {usable}"
+        )
     if dtype is DType.BFLOAT16 and not has_bfloat16:
         raise ConfigError(
             "dtype bfloat16 needs a GPU of compute capability 8.0; use --dtype float32 or float16"

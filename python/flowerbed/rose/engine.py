@@ -102,6 +102,7 @@ class Engine:
                 folder.prefix,
                 dtype=TORCH_DTYPES[chosen],
                 device=target,
+                in_8_bits=chosen is DType.FP8,
                 progress=progress,
             ) as weights,
         ):

@@ -37,9 +37,11 @@ class Weights:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        in_8_bits: bool = False,
         progress: Progress | None = None,
     ) -> None:
         """Opens the files under `folder` ("" or "name/"); ModelError if one is missing or damaged."""
+        self.in_8_bits = in_8_bits  # whether layers should keep their products' weights so
         self._dtype = dtype
         self._device = device
         self._progress = progress

@@ -58,14 +58,15 @@ def first_line(error: Exception) -> str:
     return str(error).partition("\n")[0][:200]
 
 
-def row_tile(x: Tensor, width: int) -> Tile:
+def row_tile(x: Tensor, width: int, *, is_fixed: bool = False) -> Tile:
     """Whole rows of `width` columns, one 16-byte vector a thread and row where they are short.
 
     Args:
         x: [num_rows, any]; its rows and its dtype choose the tile.
         width: Columns that belong together.
+        is_fixed: The tile of many rows whatever x has: sums have the same order then, to the last bit.
     """
-    return _row_tile(width, x.element_size(), has_many_rows(x))
+    return _row_tile(width, x.element_size(), is_fixed or has_many_rows(x))
 
 
 def block_tile(x: Tensor, width: int) -> Tile:

@@ -84,7 +84,7 @@ def linear_swiglu(x: Tensor, weight: Tensor) -> Tensor:
         [num_rows, intermediate], dtype of x.
     """
     if _fuses(SWIGLU, x, weight):
-        return _quack().linear_swiglu(x, weight, SWIGLU.tile)
+        return quack_linear().linear_swiglu(x, weight, SWIGLU.tile)
     return swiglu(linear(x, weight, None))
 
 
@@ -94,7 +94,7 @@ def linear_activation(x: Tensor, weight: Tensor, bias: Tensor | None, activation
         return linear(x, weight, bias, activation)
     approximate = GELUS[activation]
     if bias is not None and approximate == "none" and _fuses(BIAS_GELU, x, weight):
-        return _quack().linear_gelu(x, weight, bias, BIAS_GELU.tile)
+        return quack_linear().linear_gelu(x, weight, bias, BIAS_GELU.tile)
     return bias_gelu(linear(x, weight, None), bias, approximate)
 
 
@@ -116,7 +116,7 @@ def linear_norm_rope(x: Tensor, weights: NormRopeWeights, positions: Tensor) -> 
         the order of the weights' rows.
     """
     if _fuses(NORM_ROPE, x, weights.rows, min_rows=1):
-        return _quack().linear_norm_rope(x, weights, positions.int(), NORM_ROPE.tile)
+        return quack_linear().linear_norm_rope(x, weights, positions.int(), NORM_ROPE.tile)
     sums = linear(x, weights.rows, None).float()
     heads = sums.view(x.shape[0], -1, HEAD_DIM)
     scale = torch.rsqrt(heads.square().mean(-1, keepdim=True) + weights.eps)
@@ -200,7 +200,7 @@ def _has_kernels(device: torch.device) -> bool:
         log.warning("quack-kernels %s is not known: products of large steps are slower", found)
         return False
     try:
-        _quack()
+        quack_linear()
     except (ImportError, AttributeError) as error:
         log.warning("quack-kernels %s does not load (%s): large steps are slower", found, error)
         return False
@@ -209,7 +209,8 @@ def _has_kernels(device: torch.device) -> bool:
 
 
 @cache
-def _quack() -> Any:
-    from flowerbed.rose.kernels import quack_linear
+def quack_linear() -> Any:
+    """The products of quack-kernels; call it only where `fuses_products` says so."""
+    from flowerbed.rose.kernels import quack_linear as kernels
 
-    return quack_linear
+    return kernels

@@ -1,11 +1,12 @@
 """What quack's products do with their sums before they write them.
 
 Each function is traced once for each kernel; it works on one sum in fp32, or on those of a pair of
-neighbouring columns. Sums are rounded first, as where the product is a kernel of its own: a vector must not
-depend on the size of its step. Imports quack, so that only `quack_linear` imports it.
+neighbouring columns. Sums in 16 bits are rounded first, as where the product is a kernel of its own: a vector
+must not depend on the size of its step. Those in 8 bits are not, since one kernel serves steps of all sizes.
+Imports quack, so that only `quack_linear` imports it.
 """
 # pyright: reportMissingImports=false
-# ruff: noqa: ANN001, ANN201, ANN202 - quack reads the parameters' names, and gives them values of its own
+# ruff: noqa: ANN001, ANN201, ANN202, PLR0913 - quack reads the parameters' names, and gives them values of its own
 
 from __future__ import annotations
 
@@ -33,6 +34,19 @@ def rounded(value):
     return value.to(cutlass.BFloat16).to(cutlass.Float32)
 
 
+def rotated(pair, position, frequency):
+    """The pair turned by the angle of its position."""
+    first, second = unpack(pair)
+    high, low = unpack(frequency)
+    turns = position * high
+    rest = cute.math.fma(position, low, cute.math.fma(position, high, -turns))
+    whole = cute.math.fma(turns, 1.0, ROUND) - ROUND
+    angle = ((turns - whole) + rest) * TURN
+    sin = cute.math.sin(angle, fastmath=True)
+    cos = cute.math.cos(angle, fastmath=True)
+    return pack(first * cos - second * sin, first * sin + second * cos)
+
+
 @gemm_epilogue(outputs=("out",), mode="acc_pair")
 def swiglu(acc):
     """silu(gate) * up, of columns that were brought together."""
@@ -52,36 +66,67 @@ def bias_gelu(acc, bias):
     return {"D": cute.math.fma(-size, tail, cute.arch.fmax(x, 0.0))}
 
 
+SCALES = {"rows": ColVecLoad("rows"), "columns": RowVecLoad("columns")}
+"""Of 8-bit products: a scale for each row of x, and one for each row of the weight."""
+
+
+@gemm_epilogue(ops=SCALES)
+def scaled(acc, rows, columns):
+    """The product itself."""
+    return {"D": acc * (rows * columns)}
+
+
+@gemm_epilogue(outputs=("out",), ops=SCALES, mode="acc_pair")
+def scaled_swiglu(acc, rows, columns):
+    """silu(gate) * up, of columns that were brought together."""
+    gate, up = unpack(acc * (columns * rows))
+    return {"out": silu(gate) * up}
+
+
 @cache
 def norm_rope(eps: float) -> Any:
     """Norm of each head, then the rotation of its neighbouring columns; see `fused_linear`."""
 
-    def square(acc):
+    def square(acc):  # of one sum, not of a pair
         value = rounded(acc)
         return {"head": value * value}
 
     @gemm_epilogue(
-        ops={
-            "head": HeadRstd("head", eps=eps),
-            "norm": RowVecLoad("norm"),
-            "keep": RowVecLoad("keep"),
-            "position": ColVecLoad("position"),
-            "frequency": RowVecLoad("frequency"),
-        },
+        ops=_norm_rope_operands(eps), prepass=square, prepass_outs=("head",), mode="acc_pair"
+    )
+    def epilogue(acc, head, norm, keep, position, frequency):
+        acc = pack(*(rounded(value) for value in unpack(acc)))
+        return {"D": rotated(acc * (head * norm + keep), position, frequency)}
+
+    return epilogue
+
+
+@cache
+def scaled_norm_rope(eps: float) -> Any:
+    """`norm_rope` of an 8-bit product."""
+
+    def square(acc, rows, columns):
+        value = acc * (columns * rows)
+        return {"head": value * value}
+
+    @gemm_epilogue(
+        ops=_norm_rope_operands(eps) | SCALES,
         prepass=square,
         prepass_outs=("head",),
         mode="acc_pair",
     )
-    def epilogue(acc, head, norm, keep, position, frequency):
-        acc = pack(*(rounded(value) for value in unpack(acc)))
-        first, second = unpack(acc * (head * norm + keep))
-        high, low = unpack(frequency)
-        turns = position * high
-        rest = cute.math.fma(position, low, cute.math.fma(position, high, -turns))
-        whole = cute.math.fma(turns, 1.0, ROUND) - ROUND
-        angle = ((turns - whole) + rest) * TURN
-        sin = cute.math.sin(angle, fastmath=True)
-        cos = cute.math.cos(angle, fastmath=True)
-        return {"D": pack(first * cos - second * sin, first * sin + second * cos)}
+    def epilogue(acc, head, norm, keep, position, frequency, rows, columns):
+        value = acc * (columns * rows)
+        return {"D": rotated(value * (head * norm + keep), position, frequency)}
 
     return epilogue
+
+
+def _norm_rope_operands(eps: float) -> dict[str, Any]:
+    return {
+        "head": HeadRstd("head", eps=eps),
+        "norm": RowVecLoad("norm"),
+        "keep": RowVecLoad("keep"),
+        "position": ColVecLoad("position"),
+        "frequency": RowVecLoad("frequency"),
+    }

@@ -17,6 +17,11 @@ from torch import Tensor
 
 from flowerbed.rose.kernels import quack_epilogues
 from flowerbed.rose.kernels.fused_linear import HEAD_DIM, NormRopeWeights, Tile
+from flowerbed.rose.kernels.scaled_linear import RESULT, GateUpWeights, ScaledNormRopeWeights
+from flowerbed.rose.kernels.scaled_rows import ScaledRows
+
+FAST = (("fp8_slow_accum", False),)
+"""Sums of 8-bit products stay in the tensor cores' registers, of about 14 bits, as torch's fast ones."""
 
 
 class Kernel:
@@ -44,6 +49,7 @@ class Kernel:
                 pingpong=True,
                 b_kn=True,
                 concat_layout=self.concat_layout,
+                post_init_attrs=FAST if x.itemsize == 1 else (),
                 _launch=False,
             )
         run_gemm_epi_plan(self.plan, x, weight.T, out, None, operands)
@@ -64,6 +70,21 @@ def _norm_rope(eps: float, tile: Tile, _dtype: torch.dtype, _device: torch.devic
     return Kernel(quack_epilogues.norm_rope(eps), tile)
 
 
+@cache
+def _scaled(tile: Tile, _device: torch.device) -> Kernel:
+    return Kernel(quack_epilogues.scaled, tile)
+
+
+@cache
+def _scaled_swiglu(tile: Tile, _device: torch.device) -> Kernel:
+    return Kernel(quack_epilogues.scaled_swiglu, tile, halves=True)
+
+
+@cache
+def _scaled_norm_rope(eps: float, tile: Tile, _device: torch.device) -> Kernel:
+    return Kernel(quack_epilogues.scaled_norm_rope(eps), tile)
+
+
 def linear_swiglu(x: Tensor, weight: Tensor, tile: Tile) -> Tensor:
     """See `fused_linear.linear_swiglu`."""
     out = x.new_empty(x.shape[0], weight.shape[0] // 2)
@@ -81,12 +102,46 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, tile: Tile) -> Tensor:
 def linear_norm_rope(x: Tensor, weights: NormRopeWeights, positions: Tensor, tile: Tile) -> Tensor:
     """See `fused_linear.linear_norm_rope`. positions: int32."""
     out = x.new_empty(x.shape[0], weights.rows.shape[0])
-    operands = {
+    operands = _turns(weights, positions)
+    _norm_rope(weights.eps, tile, x.dtype, x.device)(x, weights.rows, out, operands)
+    return out
+
+
+def scaled_linear(x: ScaledRows, weight: ScaledRows, tile: Tile) -> Tensor:
+    """See `scaled_linear.scaled_linear`; without a bias."""
+    values = x.values
+    out = values.new_empty(values.shape[0], weight.values.shape[0], dtype=RESULT)
+    operands = {"rows": x.scales.T, "columns": weight.scales.T}
+    _scaled(tile, values.device)(values, weight.values, out, operands)
+    return out
+
+
+def scaled_linear_swiglu(x: ScaledRows, weights: GateUpWeights, tile: Tile) -> Tensor:
+    """`scaled_linear.scaled_linear_swiglu`, not yet in 8 bits: [num_rows, intermediate] bfloat16."""
+    values, rows = x.values, weights.rows.values
+    out = values.new_empty(values.shape[0], rows.shape[0] // 2, dtype=RESULT)
+    operands = {"out": out, "rows": x.scales.T, "columns": weights.pair_scales.T}
+    _scaled_swiglu(tile, values.device)(values, rows, None, operands)
+    return out
+
+
+def scaled_linear_norm_rope(
+    x: ScaledRows, weights: ScaledNormRopeWeights, positions: Tensor, tile: Tile
+) -> Tensor:
+    """See `scaled_linear.scaled_linear_norm_rope`. positions: int32."""
+    values, (rows, scales) = x.values, weights.rows
+    out = values.new_empty(values.shape[0], rows.shape[0], dtype=RESULT)
+    operands = _turns(weights.turns, positions) | {"rows": x.scales.T, "columns": scales.T}
+    kernel = _scaled_norm_rope(weights.turns.eps, tile, values.device)
+    kernel(values, rows, out, operands)
+    return out
+
+
+def _turns(weights: NormRopeWeights, positions: Tensor) -> dict[str, Any]:
+    return {
         "head": HEAD_DIM,
         "norm": weights.norm[None],
         "keep": weights.keep[None],
         "position": positions[None],
         "frequency": weights.frequency[None],
     }
-    _norm_rope(weights.eps, tile, x.dtype, x.device)(x, weights.rows, out, operands)
-    return out

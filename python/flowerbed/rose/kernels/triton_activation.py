@@ -40,6 +40,21 @@ def _gelu_tail(u):
     return tl.exp2(power)
 
 
+@triton.jit
+def gelu(values, TANH: tl.constexpr, EXACT: tl.constexpr):
+    """Of fp32; with EXACT by erf, else good enough for 16 bits."""
+    if TANH:
+        # x/2 (1 + tanh(z)) = x / (1 + exp(-2z)), with z = √(2/π) (x + 0.044715 x³)
+        power = values * (-2.302208198 - 0.1029432397 * values * values)
+        values = values / (1.0 + tl.exp2(power))
+    elif EXACT:
+        values = values * (0.5 + 0.5 * tl.math.erf(values * 0.7071067811865476))
+    else:
+        u = tl.abs(values)
+        values = tl.maximum(values, 0.0) - u * _gelu_tail(u)
+    return values
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _swiglu_kernel(
     gate_up, out, num_rows, F: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
@@ -71,15 +86,7 @@ def _bias_gelu_kernel(
     values = tl.load(x + places, mask).to(tl.float32)
     if HAS_BIAS:
         values += tl.load(bias + columns, columns < F).to(tl.float32)
-    if TANH:
-        # x/2 (1 + tanh(z)) = x / (1 + exp(-2z)), with z = √(2/π) (x + 0.044715 x³)
-        power = values * (-2.302208198 - 0.1029432397 * values * values)
-        values = values / (1.0 + tl.exp2(power))
-    elif x.dtype.element_ty == tl.float32:
-        values = values * (0.5 + 0.5 * tl.math.erf(values * 0.7071067811865476))
-    else:
-        u = tl.abs(values)
-        values = tl.maximum(values, 0.0) - u * _gelu_tail(u)
+    values = gelu(values, TANH, x.dtype.element_ty == tl.float32)
     tl.store(x + places, values.to(x.dtype.element_ty), mask)
 
 

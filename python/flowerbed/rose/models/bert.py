@@ -14,10 +14,12 @@ from torch import Tensor
 from flowerbed.errors import ModelError
 from flowerbed.folder_files import JsonObject, check_supported, positive, setting
 from flowerbed.rose.inputs import ForwardContext
+from flowerbed.rose.kernels.scaled_rows import ScaledRows, quantize_rows
 from flowerbed.rose.layers.attention import AttentionNames, SelfAttention
 from flowerbed.rose.layers.embedding import InputEmbedding
 from flowerbed.rose.layers.mlp import FeedForward
 from flowerbed.rose.layers.norm import LayerNorm
+from flowerbed.rose.layers.scaled import ScaledFeedForward, ScaledSelfAttention
 from flowerbed.rose.weights import Weights
 
 ACTIVATIONS = {
@@ -107,15 +109,24 @@ class Bert:
         )
         rows = (read.vocab_rows, read.max_positions, read.type_rows)
         self.embedding = InputEmbedding(weights, "embeddings", rows, read.hidden, read.eps)
-        self.layers = [
-            BertLayer(weights, f"encoder.layer.{layer}", read) for layer in range(read.num_layers)
-        ]
+        self.layers: list[BertLayer] = []
+        self.scaled_layers: list[ScaledBertLayer] = []  # instead of those, in 8 bits
+        for number in range(read.num_layers):
+            layer = BertLayer(weights, f"encoder.layer.{number}", read)
+            if weights.in_8_bits:
+                self.scaled_layers.append(ScaledBertLayer(layer))
+            else:
+                self.layers.append(layer)
 
     def __call__(self, ids: Tensor, context: ForwardContext) -> Tensor:
         """ids: [num_tokens] int64; returns [num_tokens, hidden]."""
         x = self.embedding(ids, context)
         for layer in self.layers:
             x = layer(x, context)
+        if self.scaled_layers:
+            rows = quantize_rows(x)
+            for layer in self.scaled_layers:
+                x, rows = layer(x, rows, context)
         return x
 
 
@@ -151,3 +162,20 @@ class BertLayer:
         """x: [num_tokens, hidden]; returns the same shape."""
         x = self.attention_norm(self.attention(x, context), residual=x)
         return self.output_norm(self.feed_forward(x), residual=x)
+
+
+class ScaledBertLayer:
+    """`BertLayer` with products in 8 bits."""
+
+    def __init__(self, plain: BertLayer) -> None:
+        self.attention = ScaledSelfAttention(plain.attention)
+        self.attention_norm = plain.attention_norm
+        self.feed_forward = ScaledFeedForward(plain.feed_forward)
+        self.output_norm = plain.output_norm
+
+    def __call__(
+        self, x: Tensor, rows: ScaledRows, context: ForwardContext
+    ) -> tuple[Tensor, ScaledRows]:
+        """x: [num_tokens, hidden], and the same in 8 bits; returns as much."""
+        x, rows = self.attention_norm.add_scaled(self.attention(rows, context), x)
+        return self.output_norm.add_scaled(self.feed_forward(rows), x)

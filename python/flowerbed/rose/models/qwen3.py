@@ -23,10 +23,12 @@ from flowerbed.folder_files import (
 from flowerbed.rose.inputs import ForwardContext
 from flowerbed.rose.kernels.embedding import embed_tokens
 from flowerbed.rose.kernels.rope import rope_tables
+from flowerbed.rose.kernels.scaled_rows import ScaledRows
 from flowerbed.rose.kernels.small_linear import is_small_step
 from flowerbed.rose.layers.mlp import GatedFeedForward
 from flowerbed.rose.layers.norm import RMSNorm
 from flowerbed.rose.layers.rotary import AttentionShape, RopeTables, RotaryAttention
+from flowerbed.rose.layers.scaled import ScaledGatedFeedForward, ScaledRotaryAttention
 from flowerbed.rose.weights import Weights
 
 WHERE = "config.json"
@@ -110,21 +112,33 @@ class Qwen3:
         tables = rope_tables(read.head_dim, read.rope_theta, read.max_positions, self.words.device)
         norms = [f"layers.{layer}.input_layernorm" for layer in range(len(read.windows))]
         self.input_norm = RMSNorm(weights, norms[0], read.hidden, read.eps)
-        self.layers = [
-            Qwen3Layer(weights, (f"layers.{layer}", next_norm), read, window, tables)
-            for layer, (window, next_norm) in enumerate(
-                zip(read.windows, [*norms[1:], "norm"], strict=True)
-            )
-        ]
+        self.layers: list[Qwen3Layer] = []
+        self.scaled_layers: list[ScaledQwen3Layer] = []  # instead of those, in 8 bits
+        for number, window in enumerate(read.windows):
+            names = f"layers.{number}", [*norms, "norm"][number + 1]
+            layer = Qwen3Layer(weights, names, read, window, tables)
+            if weights.in_8_bits:
+                self.scaled_layers.append(ScaledQwen3Layer(layer))
+            else:
+                self.layers.append(layer)
 
     def __call__(self, ids: Tensor, context: ForwardContext) -> Tensor:
         """ids: [num_tokens], any integers; returns [num_tokens, hidden]."""
         residual = embed_tokens(ids, self.words)
+        if self.scaled_layers:
+            return self._in_8_bits(residual, context)
         x = self.input_norm(residual)
         is_small = is_small_step(x)
         for layer in self.layers:
             x = (layer.small_step if is_small else layer)(x, residual, context)
         return x
+
+    def _in_8_bits(self, residual: Tensor, context: ForwardContext) -> Tensor:
+        *layers, last = self.scaled_layers
+        x = self.input_norm.scaled(residual)
+        for layer in layers:
+            x = layer.next_norm.add_scaled(layer(x, residual, context), residual)
+        return last.next_norm.add(last(x, residual, context), residual)
 
 
 class Qwen3Layer:
@@ -173,6 +187,21 @@ class Qwen3Layer:
         """As a call, for x that `small_linear.is_small_step` accepts."""
         x = self.attention_norm.add_parts(self.attention.small_step(x, context), residual)
         return self.next_norm.add_parts(self.feed_forward.small_step(x), residual)
+
+
+class ScaledQwen3Layer:
+    """`Qwen3Layer` with products in 8 bits, and without the last addition and norm."""
+
+    def __init__(self, plain: Qwen3Layer) -> None:
+        self.attention = ScaledRotaryAttention(plain.attention)
+        self.attention_norm = plain.attention_norm
+        self.feed_forward = ScaledGatedFeedForward(plain.feed_forward)
+        self.next_norm = plain.next_norm
+
+    def __call__(self, x: ScaledRows, residual: Tensor, context: ForwardContext) -> Tensor:
+        """What the feed-forward adds to the residual; what attention adds is added. As for `Qwen3Layer`."""
+        x = self.attention_norm.add_scaled(self.attention(x, context), residual)
+        return self.feed_forward(x)
 
 
 def _is_causal(config: JsonObject) -> bool:
