@@ -85,7 +85,8 @@ def verify(model: str | None, revision: str | None = None) -> Verified:
     """Reads every file of a pulled model again. Never touches the network.
 
     Args:
-        model: A folder with a manifest, the hub id of a cached model, or None for the packaged default.
+        model: A folder with a manifest, the hub id of a cached model, or None for the packaged default,
+            which its id means too where the cache lacks it.
         revision: Of a hub id.
 
     Raises:
@@ -105,6 +106,8 @@ def verify(model: str | None, revision: str | None = None) -> Verified:
         found = manifest.compare(folder, pulled, counts_as_extra=_is_fetched if in_cache else _any)
         return Verified(pulled.id, pulled.commit, folder, len(pulled.files), tuple(found))
     cached = hub_cache.find(model, revision)
+    if cached is None and _is_packaged(model, revision):
+        return _verify_default()
     if cached is None:
         what = model if revision is None else f"{model} at {revision}"
         raise ModelError(
@@ -118,6 +121,11 @@ def verify(model: str | None, revision: str | None = None) -> Verified:
         found = [*recorded, *(d for d in found if d.file not in {r.file for r in recorded})]
         names = list(pulled.files)
     return Verified(cached.id, cached.commit, cached.path, len(names), tuple(found))
+
+
+def _is_packaged(model: str, revision: str | None) -> bool:
+    """Whether this is how `flowerbed models list` names the packaged model."""
+    return model == hub.DEFAULT_MODEL_ID and revision in (None, hub.DEFAULT_PACKAGE_VERSION)
 
 
 def _verify_default() -> Verified:

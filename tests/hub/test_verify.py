@@ -75,6 +75,19 @@ def test_verify_says_what_there_is_nothing_to_compare_with(flowerbed, tmp_path):
     assert "run `flowerbed models pull garden/tulip`" in done.stderr
 
 
+def test_the_packaged_model_is_verified_by_the_id_that_list_shows(flowerbed):
+    listed = json.loads(flowerbed("models", "list", "--json").stdout)[0]
+    for revision in [(), ("--revision", listed["revision"])]:
+        done = flowerbed("models", "verify", listed["id"], *revision)
+        assert done.returncode == 0
+        assert done.stdout.startswith(
+            f"{listed['id']} at {listed['revision']}: 8 files, all as recorded"
+        )
+    done = flowerbed("models", "verify", listed["id"], "--revision", "main")
+    assert done.returncode == 1
+    assert "nor in the hub's cache" in done.stderr
+
+
 def test_the_packaged_model_is_verified_against_known_hashes(minilm_folder, tmp_path, monkeypatch):
     assert pull.verify(None).differences == ()
     (tmp_path / "model" / "1_Pooling").mkdir(parents=True)

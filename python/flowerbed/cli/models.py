@@ -25,7 +25,12 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @app.command()
 def pull(
-    model: Annotated[str, typer.Argument(metavar="ID", help="Hub id of the model: owner/name.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID", callback=options.check_named, help="Hub id of the model: owner/name."
+        ),
+    ],
     revision: options.Revision = None,
     to: Annotated[
         Path | None,
@@ -59,6 +64,7 @@ def verify(
         str | None,
         typer.Argument(
             metavar="[ID|FOLDER]",
+            callback=options.check_named,
             help="Hub id of a model in the cache, or a folder that `pull --to` made.",
             show_default="the packaged all-MiniLM-L6-v2",
         ),

@@ -91,9 +91,16 @@ def by_name(prompts: list[str]) -> dict[str, str]:
     return dict(prompt.split("=", 1) for prompt in prompts)
 
 
+def check_named(name: str | None) -> str | None:
+    """Refuses an empty name, such as that of a shell variable that is not set."""
+    if name is not None and not name.strip():
+        raise typer.BadParameter("it is empty: leave it out, or name one")
+    return name
+
+
 def check_aliases(aliases: list[str] | None) -> list[str]:
     """Refuses an empty name."""
-    if not all(aliases or []):
+    if not all(alias.strip() for alias in aliases or []):
         raise typer.BadParameter("a model's name cannot be empty")
     return aliases or []
 
@@ -136,13 +143,18 @@ Model = Annotated[
     str | None,
     typer.Argument(
         envvar="FLOWERBED_MODEL",
+        callback=check_named,
         help="Hub id or folder of the model.",
         show_default="the packaged all-MiniLM-L6-v2",
     ),
 ]
 Revision = Annotated[
     str | None,
-    typer.Option(envvar="FLOWERBED_REVISION", help="Branch, tag or commit on the hub."),
+    typer.Option(
+        envvar="FLOWERBED_REVISION",
+        callback=check_named,
+        help="Branch, tag or commit on the hub.",
+    ),
 ]
 ConfigFile = Annotated[
     Path | None,
