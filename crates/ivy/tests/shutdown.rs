@@ -75,3 +75,26 @@ fn a_drain_ends_what_is_open_when_its_time_is_over() {
     let _ = caller.read_to_end(&mut answer);
     assert!(answer.is_empty());
 }
+
+#[test]
+fn clients_that_have_asked_nothing_hold_no_drain_up() {
+    let tulip = Tulip::start();
+    let ivy = Ivy::over(&[&tulip]);
+    let hello = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\u{4}\0\0\0\0\0";
+    let begun = [
+        "",
+        "POST /embed HT",
+        "POST /embed HTTP/1.1\r\nhost: i",
+        hello,
+    ];
+    let clients = begun.map(|bytes| {
+        let mut client = TcpStream::connect(ivy.running.address()).unwrap();
+        client.write_all(bytes.as_bytes()).unwrap();
+        client
+    });
+    thread::sleep(Duration::from_millis(200));
+    ivy.running.drain();
+    assert!(ivy.running.wait(LONG)); // a drain may take 20 s
+    assert!(!ivy.running.was_cut());
+    drop(clients);
+}

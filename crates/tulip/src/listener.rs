@@ -1,4 +1,4 @@
-//! Accepts connections over TCP or a Unix socket and speaks HTTP on them until the worker drains.
+//! Binds TCP or a Unix socket, and serves HTTP there until the worker drains.
 //!
 //! tonic's own server arms a timer for the `grpc-timeout` header that answers CANCELLED before the
 //! scheduler can answer `DEADLINE_EXCEEDED`, so the connections are served by hyper directly.
@@ -7,22 +7,15 @@ use std::future::Future;
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::Path;
-use std::time::Duration;
 
 use axum::Router;
+use flowerbed_connection::{Limits, serve};
 use flowerbed_protocol::limits;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto::Builder;
-use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 
 /// Calls of one connection at once. Admission bounds them; hyper's default of 200 would make a query
 /// wait in the gateway behind bulk calls, where lanes do not count.
 const MAX_STREAMS: u32 = 100_000;
-/// After a failed accept: out of file descriptors, say.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// A bound address.
 #[derive(Debug)]
@@ -56,61 +49,16 @@ impl Listener {
 
     /// Serves until `draining` ends and every open call is answered.
     pub(crate) async fn serve(self, router: Router, draining: impl Future<Output = ()>) {
-        let open = GracefulShutdown::new();
-        tokio::pin!(draining);
-        loop {
-            let accepted = tokio::select! {
-                accepted = self.accept(&router, &open) => accepted,
-                () = &mut draining => break,
-            };
-            if let Err(error) = accepted {
-                tracing::warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
-        drop(self);
-        open.shutdown().await;
-    }
-
-    async fn accept(&self, router: &Router, open: &GracefulShutdown) -> io::Result<()> {
+        let limits = Limits {
+            max_streams: MAX_STREAMS,
+            windows: Some((limits::STREAM_WINDOW_BYTES, limits::CONNECTION_WINDOW_BYTES)),
+            ..Limits::default()
+        };
         match self {
-            Self::Tcp(listener) => {
-                let (stream, _) = listener.accept().await?;
-                stream.set_nodelay(true)?;
-                spawn(stream, router.clone(), open);
-            }
-            Self::Unix(listener) => {
-                let (stream, _) = listener.accept().await?;
-                spawn(stream, router.clone(), open);
-            }
+            Self::Tcp(listener) => serve(listener, limits, router, draining).await,
+            Self::Unix(listener) => serve(listener, limits, router, draining).await,
         }
-        Ok(())
     }
-}
-
-fn spawn(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    router: Router,
-    open: &GracefulShutdown,
-) {
-    let mut builder = Builder::new(TokioExecutor::new());
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .initial_stream_window_size(limits::STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(limits::CONNECTION_WINDOW_BYTES)
-        .max_concurrent_streams(MAX_STREAMS);
-    let service = TowerToHyperService::new(router);
-    let connection = builder
-        .serve_connection(TokioIo::new(stream), service)
-        .into_owned();
-    let watched = open.watch(connection);
-    tokio::spawn(async move {
-        if let Err(error) = watched.await {
-            // A gateway that hangs up is no event.
-            tracing::debug!(%error, "connection ended");
-        }
-    });
 }
 
 /// Takes over the socket of a dead predecessor, never of a living one.
