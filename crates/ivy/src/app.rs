@@ -9,6 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use flowerbed_protocol::Awake;
 use flowerbed_text::Encoder;
 
+use crate::answers::AnswerMemory;
 use crate::body::BodyMemory;
 use crate::compute::Compute;
 use crate::config::GatewayConfig;
@@ -26,6 +27,7 @@ pub(crate) struct App {
     pub(crate) compute: Compute,
     pub(crate) pool: Arc<Pool>,
     pub(crate) body_memory: BodyMemory,
+    pub(crate) answers: AnswerMemory,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) phases: Phases,
     /// Touched by every short request.
@@ -68,6 +70,7 @@ impl App {
             compute: Compute::new(config.tokenizer_threads)?,
             pool: Arc::new(Pool::new(replicas)),
             body_memory: BodyMemory::new(),
+            answers: AnswerMemory::new(),
             metrics,
             phases,
             awake: Awake::new(config.spin),

@@ -32,7 +32,7 @@ pub(crate) struct Compute {
 /// What a job does, and so where it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// Tokenizes one query, where it came in.
+    /// Tokenizes one query, or checks a few ids, where they came in.
     Inline,
     /// Tokenizes queries.
     Short,
@@ -40,7 +40,7 @@ pub(crate) enum Work {
     Long,
     /// Tokenizes at least one very long text.
     Huge,
-    /// Parses a request or writes an answer.
+    /// Parses a request, looks at it, or writes an answer.
     Json,
 }
 

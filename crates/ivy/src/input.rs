@@ -5,7 +5,7 @@
 use flowerbed_protocol::{Error, ErrorKind, limits};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use crate::compute::Work;
+use crate::compute::{Compute, Work};
 use crate::form::{Form, Names, SENTENCES, SOURCE, Takes};
 use crate::item::{Item, ItemSeed};
 use crate::json::{Refusal, Scalar};
@@ -31,11 +31,20 @@ impl Inputs {
         }
     }
 
-    /// Where it is tokenized; token arrays need no tokenizer.
+    /// Memory of the texts or ids.
+    pub(crate) fn num_bytes(&self) -> usize {
+        match self {
+            Self::Texts(texts) => texts.iter().map(String::len).sum(),
+            Self::Tokens(arrays) => arrays.iter().map(|ids| size_of_val(&ids[..])).sum(),
+        }
+    }
+
+    /// Where it is tokenized; token arrays are only checked.
     pub(crate) fn work(&self) -> Work {
         match self {
             Self::Texts(texts) => Work::tokenizing(texts.iter().map(String::len)),
-            Self::Tokens(_) => Work::tokenizing([]),
+            Self::Tokens(_) if Compute::is_small(self.num_bytes()) => Work::Inline,
+            Self::Tokens(_) => Work::Json,
         }
     }
 }

@@ -4,6 +4,8 @@
 //! stopped. Ivy knows nothing of devices, batches or Python; it meets Tulip only in
 //! `flowerbed_protocol`.
 
+mod admission;
+mod answers;
 mod app;
 mod balance;
 mod body;
@@ -20,6 +22,7 @@ mod exposition;
 mod fields;
 mod form;
 mod gateway;
+mod glance;
 mod headers;
 mod info;
 mod input;

@@ -20,6 +20,7 @@ use crate::wire::{Format, Usage};
 const WANTED: Wanted = Wanted {
     head: Head::Embed,
     normalize: Normalize::Model,
+    are_listed: true,
 };
 
 /// The handler.

@@ -6,18 +6,20 @@ use std::time::Duration;
 
 use flowerbed_protocol::v1::{Head, ModelInfo, Normalize};
 use flowerbed_protocol::{CostModel, Error, ErrorKind, limits};
-use flowerbed_text::Encoder;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::time::Instant;
 
+use crate::admission::Admitted;
 use crate::call::{Call, Received};
 use crate::dispatch::{Ask, Dispatch, Rows};
 use crate::form::Names;
+use crate::glance::{Glance, glance};
 use crate::headers;
-use crate::input::Inputs;
-use crate::pool::{Admitted, Group};
+use crate::pool::Group;
 use crate::tokenize::{Encoding, tokenize};
 
+/// A float32 in JSON, about.
+const BYTES_PER_VALUE: usize = 12;
 const SPACE: HeaderName = HeaderName::from_static("x-flowerbed-space");
 const QUEUE_US: HeaderName = HeaderName::from_static("x-flowerbed-queue-us");
 const STEP_US: HeaderName = HeaderName::from_static("x-flowerbed-step-us");
@@ -29,6 +31,8 @@ const EMPTY: HeaderValue = HeaderValue::from_static("");
 pub(crate) struct Wanted {
     pub(crate) head: Head,
     pub(crate) normalize: Normalize,
+    /// Whether the answer lists the rows, and not only what was made of them.
+    pub(crate) are_listed: bool,
 }
 
 /// The rows of a request, and what it took to make them.
@@ -41,6 +45,8 @@ pub(crate) struct Collected {
     /// Tokens of each input.
     pub(crate) lengths: Vec<usize>,
     pub(crate) names: Names,
+    /// See [`Inputs::num_chars`](crate::input::Inputs::num_chars).
+    pub(crate) num_chars: usize,
     pub(crate) num_truncated: usize,
     pub(crate) tokenize_time: Duration,
     /// The workers that were asked.
@@ -98,10 +104,13 @@ pub(crate) async fn run(
     let dimensions = dimensions(asked.options.dimensions, wanted.head, info)?;
     // A queue that is full refuses before anything is tokenized, but nothing that it would take.
     let cost_model = CostModel::new(info.attention_scale);
-    let least = least_lengths(&asked.inputs, &app.encoder);
-    let least_cost = least.map(|length| cost_model.cost(length as u64)).sum();
+    let Glance {
+        inputs,
+        least_cost,
+        num_chars,
+    } = glance(&app.compute, &app.encoder, cost_model, asked.inputs).await?;
     let best_lane = headers::embedding_lane(least_cost, call.lane);
-    drop(app.pool.admit(&group, best_lane, least_cost)?);
+    app.pool.check(&group, best_lane, least_cost)?;
 
     let started = Instant::now();
     let truncate = asked.options.truncate.unwrap_or(app.config.auto_truncate);
@@ -112,7 +121,7 @@ pub(crate) async fn run(
         truncation: app.encoder.truncation(truncate, asked.options.side),
         vocab_rows: info.vocab_rows,
     };
-    let sequences = tokenize(&app.compute, &app.encoder, asked.inputs, encoding).await?;
+    let sequences = tokenize(&app.compute, &app.encoder, inputs, encoding).await?;
     drop(held);
     let tokenize_time = started.elapsed();
     let lengths: Vec<usize> = sequences.iter().map(|one| one.ids.len()).collect();
@@ -131,6 +140,14 @@ pub(crate) async fn run(
     let cost = costs.iter().sum();
     let lane = headers::embedding_lane(cost, call.lane);
     call.context.set_lane(headers::lane_name(lane));
+    if wanted.are_listed {
+        let num_rows = match wanted.head {
+            Head::Tokens => num_tokens,
+            _ => sequences.len(),
+        };
+        app.answers
+            .check(BYTES_PER_VALUE * num_rows * dimensions as usize)?;
+    }
     let admitted = app.pool.admit(&group, lane, cost)?;
     let dispatch = Dispatch {
         pool: &app.pool,
@@ -150,6 +167,7 @@ pub(crate) async fn run(
         dimensions: dimensions as usize,
         lengths,
         names,
+        num_chars,
         num_truncated,
         tokenize_time,
         group,
@@ -202,17 +220,4 @@ fn check_num_values(num_tokens: usize, dimensions: u32, names: Names) -> Result<
          split the request"
     );
     Err(Error::new(ErrorKind::TooLarge, message).in_field(field))
-}
-
-/// Tokens that each input has at least, once it is cut.
-fn least_lengths(inputs: &Inputs, encoder: &Encoder) -> impl Iterator<Item = usize> {
-    let max_length = encoder.settings().max_length;
-    let (texts, arrays) = match inputs {
-        Inputs::Texts(texts) => (&texts[..], &[][..]),
-        Inputs::Tokens(arrays) => (&[][..], &arrays[..]),
-    };
-    let texts = texts.iter().map(|text| encoder.min_tokens(text));
-    texts
-        .chain(arrays.iter().map(move |ids| ids.len().min(max_length)))
-        .map(|length| length.max(1))
 }

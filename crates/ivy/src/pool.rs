@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use flowerbed_protocol::v1::Lane;
 use flowerbed_protocol::{Error, ErrorKind};
-use parking_lot::Mutex;
 
+use crate::admission::{Admission, Admitted, Excess};
 use crate::balance;
 use crate::replica::{Replica, Session};
 
@@ -20,8 +20,7 @@ const MAX_DELAY: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct Pool {
     pub(crate) replicas: Vec<Arc<Replica>>,
-    /// Cost of the requests that are being run, by lane in the order of service.
-    admitted: Mutex<[u64; 3]>,
+    admission: Arc<Admission>,
 }
 
 /// A replica that is up, with the connection it is up on.
@@ -60,7 +59,7 @@ impl Group {
 
     /// 429, to be tried again when what is too much now has run: this gateway's excess, and what
     /// other gateways had queued when the workers last told.
-    fn overloaded(&self, excess: u64) -> Error {
+    fn overloaded(&self, Excess(excess): Excess) -> Error {
         let others: u64 = self
             .live
             .iter()
@@ -80,7 +79,7 @@ impl Pool {
     pub(crate) fn new(replicas: Vec<Arc<Replica>>) -> Self {
         Self {
             replicas,
-            admitted: Default::default(),
+            admission: Arc::default(),
         }
     }
 
@@ -130,28 +129,18 @@ impl Pool {
         self.replicas.iter().filter_map(reason).collect()
     }
 
-    /// Admits a whole request, or none of it. An idle gateway admits anything. Requests of lower
-    /// lanes do not count, since they are served later: a re-index must not turn queries away.
-    pub(crate) fn admit(
-        self: &Arc<Self>,
-        group: &Group,
-        lane: Lane,
-        cost: u64,
-    ) -> Result<Admitted, Error> {
-        let limit = group.queue_limit();
-        let lane = served_at(lane);
-        let mut admitted = self.admitted.lock();
-        let before: u64 = admitted[..=lane].iter().sum();
-        let total = before.saturating_add(cost);
-        if before > 0 && limit > 0 && total > limit {
-            return Err(group.overloaded(total - limit));
-        }
-        admitted[lane] = admitted[lane].saturating_add(cost);
-        Ok(Admitted {
-            pool: Arc::clone(self),
-            lane,
-            cost,
-        })
+    /// Takes a request into account, or refuses it.
+    pub(crate) fn admit(&self, group: &Group, lane: Lane, cost: u64) -> Result<Admitted, Error> {
+        self.admission
+            .admit(lane, cost, group.queue_limit())
+            .map_err(|excess| group.overloaded(excess))
+    }
+
+    /// Refuses a request that [`Pool::admit`] would refuse now.
+    pub(crate) fn check(&self, group: &Group, lane: Lane, cost: u64) -> Result<(), Error> {
+        self.admission
+            .check(lane, cost, group.queue_limit())
+            .map_err(|excess| group.overloaded(excess))
     }
 
     /// The replicas that are up.
@@ -161,30 +150,6 @@ impl Pool {
                 .session()
                 .map(|session| (Arc::clone(replica), session))
         })
-    }
-}
-
-/// A request that was admitted, until it is dropped.
-#[derive(Debug)]
-pub(crate) struct Admitted {
-    pool: Arc<Pool>,
-    lane: usize,
-    cost: u64,
-}
-
-/// Place of a lane in the order of service.
-fn served_at(lane: Lane) -> usize {
-    match lane {
-        Lane::Online => 0,
-        Lane::Scoring => 1,
-        Lane::Bulk | Lane::Unspecified => 2,
-    }
-}
-
-impl Drop for Admitted {
-    fn drop(&mut self) {
-        let mut admitted = self.pool.admitted.lock();
-        admitted[self.lane] = admitted[self.lane].saturating_sub(self.cost);
     }
 }
 

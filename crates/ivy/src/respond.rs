@@ -6,10 +6,10 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use flowerbed_protocol::{Error, ErrorKind};
 
+use crate::admission::Admitted;
 use crate::dispatch::Rows;
 use crate::form::Names;
 use crate::pipeline::Collected;
-use crate::pool::Admitted;
 use crate::wire::{Format, Usage};
 
 /// The vectors of an answer.

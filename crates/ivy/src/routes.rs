@@ -8,20 +8,20 @@ use axum::extract::Request;
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use flowerbed_protocol::{Error as RequestError, ErrorKind};
-use tower::util::MapResponseLayer;
 use tower_http::catch_panic::CatchPanicLayer;
 
+use crate::answers::{Sending, send};
 use crate::app::App;
 use crate::body::discard;
 use crate::context;
 use crate::endpoints::ENDPOINTS;
-use crate::error::{Dialect, Error, in_dialect, internal};
+use crate::error::{Dialect, Error, internal};
 
 /// All routes of a gateway.
 pub(crate) fn router(app: &Arc<App>) -> Router {
     Router::new()
-        .merge(spoken_in(Dialect::OpenAi))
-        .merge(spoken_in(Dialect::Tei))
+        .merge(spoken_in(Dialect::OpenAi, app))
+        .merge(spoken_in(Dialect::Tei, app))
         .fallback(no_such_route)
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn_with_state(Arc::clone(app), context::track))
@@ -29,7 +29,12 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
 }
 
 /// The routes of one dialect; whatever fails under them is answered in it.
-fn spoken_in(dialect: Dialect) -> Router<Arc<App>> {
+fn spoken_in(dialect: Dialect, app: &App) -> Router<Arc<App>> {
+    let sending = Sending {
+        memory: app.answers.clone(),
+        metrics: Arc::clone(&app.metrics),
+        dialect,
+    };
     let own = ENDPOINTS
         .into_iter()
         .filter(|endpoint| endpoint.dialect == dialect);
@@ -38,9 +43,7 @@ fn spoken_in(dialect: Dialect) -> Router<Arc<App>> {
     })
     .method_not_allowed_fallback(wrong_method)
     .layer(CatchPanicLayer::custom(panicked))
-    .layer(MapResponseLayer::new(move |response: Response| {
-        in_dialect(dialect, response)
-    }))
+    .layer(from_fn_with_state(sending, send))
 }
 
 async fn no_such_route(request: Request) -> Error {

@@ -88,6 +88,7 @@ async fn vectors(call: &Call, received: Received) -> Result<Response, Error> {
     let wanted = Wanted {
         head: Head::Embed,
         normalize,
+        are_listed: true,
     };
     run(call, received, wanted, Vectors::write_list).await
 }
@@ -96,6 +97,7 @@ async fn token_vectors(call: &Call, received: Received) -> Result<Response, Erro
     let wanted = Wanted {
         head: Head::Tokens,
         normalize: Normalize::Off,
+        are_listed: true,
     };
     run(call, received, wanted, Vectors::write_tokens).await
 }
@@ -104,6 +106,7 @@ async fn cosines(call: &Call, received: Received) -> Result<Response, Error> {
     let wanted = Wanted {
         head: Head::Embed,
         normalize: Normalize::Off,
+        are_listed: false,
     };
     run(call, received, wanted, Vectors::write_cosines).await
 }
@@ -115,10 +118,10 @@ async fn run(
     to_body: fn(&Vectors) -> Result<Vec<u8>, RequestError>,
 ) -> Result<Response, Error> {
     check_format(&received.asked.options)?;
-    let num_chars = received.asked.inputs.num_chars();
     let collected = pipeline::run(call, received, wanted).await?;
     let mut headers = collected.headers();
     let times = Times::of(&collected);
+    let num_chars = collected.num_chars;
     let num_tokens = collected.num_tokens();
     let num_bytes = collected.num_bytes();
     let compute = &call.app.compute;

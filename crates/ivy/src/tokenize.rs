@@ -28,20 +28,12 @@ pub(crate) async fn tokenize(
     options: Encoding,
 ) -> Result<Vec<Sequence>, Error> {
     let encoder = Arc::clone(encoder);
-    match inputs {
-        Inputs::Texts(_) => {
-            let work = inputs.work();
-            let Inputs::Texts(texts) = inputs else {
-                return Ok(Vec::new());
-            };
-            compute
-                .run(work, move |is_abandoned| {
-                    encode(&encoder, &texts, &options, is_abandoned)
-                })
-                .await?
-        }
-        Inputs::Tokens(arrays) => accept(&encoder, arrays, &options),
-    }
+    compute
+        .run(inputs.work(), move |is_abandoned| match inputs {
+            Inputs::Texts(texts) => encode(&encoder, &texts, &options, is_abandoned),
+            Inputs::Tokens(arrays) => accept(&encoder, arrays, &options),
+        })
+        .await?
 }
 
 fn encode(
