@@ -15,10 +15,19 @@ from serve.systems import System, serve, until
 
 BREAK = """
 import time
+from collections import deque
+from flowerbed import worker
 from flowerbed.errors import DeviceError
 from flowerbed.rose.engine import Engine
 step = Engine.step
 POISON, HANG, FAULT, LATE = 10_000, 10_001, 10_002, 10_003  # ids of words that the tests send
+HANG_AFTER = 10_004
+class Held(deque):
+    def append(self, rows):
+        super().append(rows)
+        if getattr(rows, "mode", "") == "hang":
+            time.sleep(3600)
+worker.deque = Held
 def broken(self, batch):
     ids = set(memoryview(batch.ids()).cast("i"))
     if POISON in ids:
@@ -30,12 +39,14 @@ def broken(self, batch):
     rows = step(self, batch)
     if LATE in ids:
         rows.host = rows_that_raise
+    if HANG_AFTER in ids:
+        rows.mode = "hang"
     return rows
 def rows_that_raise():
     raise RuntimeError("a step that raises")
 Engine.step = broken
 """
-POISON, HANG, FAULT, LATE = [10_000], [10_001], [10_002], [10_003]
+POISON, HANG, FAULT, LATE, HANG_AFTER = [10_000], [10_001], [10_002], [10_003], [10_004]
 GOOD = [f"a good text of number {number}" for number in range(32)]
 
 
@@ -88,6 +99,22 @@ def test_OP_06_a_step_that_hangs_is_noticed_and_the_worker_started_again(system:
     assert "a step takes longer than its limit" in log
     assert "worker-0 ended" in log
     assert "killed by SIGKILL" in log
+
+
+def test_OP_06_a_worker_that_hangs_between_two_steps_is_noticed_and_started_again(
+    system: System,
+) -> None:
+    expected = embed(system, GOOD[0])
+    worker = system.children()["worker-0"]
+    assert embed(system, [HANG_AFTER]).shape == (1, 384)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(system.embed, GOOD[0]).result(timeout=10)
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) >= 1
+    until(lambda: system.children().get("worker-0") not in (None, worker), 10.0)
+    until(system.is_ready)
+    np.testing.assert_allclose(embed(system, GOOD[0]), expected, atol=1e-6)
+    assert "the thread that pulls batches does not come for it" in system.log.read_text()
 
 
 def test_a_device_fault_ends_the_worker_and_is_told_with_its_reason(system: System) -> None:

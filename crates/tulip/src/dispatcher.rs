@@ -116,7 +116,15 @@ impl Dispatcher {
                 self.timeline.began(stream, flight.handed_out).at
             });
             self.state.set_in_flight(starts.min(), self.last_landed);
+            self.state.set_neglected(self.is_neglected());
         }
+    }
+
+    /// Whether the puller should come, to take work or to be told that there is none any more. Between
+    /// two steps it has next to nothing to do.
+    fn is_neglected(&self) -> bool {
+        let is_due = !self.scheduler.is_empty() || self.state.is_faulted();
+        is_due && self.puller.is_none() && self.in_flight.is_empty()
     }
 
     fn apply(&mut self, command: Command) {

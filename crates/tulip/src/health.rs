@@ -1,8 +1,9 @@
 //! Readiness that touches the device: serving only while real steps give right rows.
 //!
 //! When no step has run for a while, a one-token probe goes to the head of the online lane. Its row
-//! is compared with the one taken at the start. A step that takes too long means that the device or
-//! the thread that drives it hangs: health turns red, who waits is told, and the process is given up.
+//! is compared with the one taken at the start. A step that takes too long, and queued work that nobody
+//! asks for, mean that the device or the thread that drives it hangs: health turns red, who waits is told,
+//! and the process is given up.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -114,7 +115,8 @@ impl Health {
         self.publish(false).await;
     }
 
-    /// Gives the process up when a step takes longer than its limit, even while draining.
+    /// Gives the process up when a step takes longer than its limit, even while draining, or when the
+    /// thread that pulls batches does not come back for as long.
     async fn watch_steps(&self) {
         let limit = self.step_limit();
         let mut span = (Instant::now(), Duration::ZERO);
@@ -132,14 +134,18 @@ impl Health {
             } else {
                 limit
             };
-            if self.state.oldest_step().is_some_and(|age| age > limit) {
-                tracing::error!(
-                    ?limit,
-                    "a step takes longer than its limit; giving the process up"
-                );
+            let is_over = |age: Option<Duration>| age.is_some_and(|age| age > limit);
+            let hanging = if is_over(self.state.oldest_step()) {
+                Some("a step takes longer than its limit")
+            } else if is_over(self.state.neglected()) {
+                Some("work is queued and the thread that pulls batches does not come for it")
+            } else {
+                None
+            };
+            if let Some(reason) = hanging {
+                tracing::error!(?limit, reason, "giving the process up");
                 self.publish(false).await;
-                self.give_up("a step takes longer than its limit".to_owned())
-                    .await;
+                self.give_up(reason.to_owned()).await;
                 tokio::time::sleep(LAST_WORDS).await;
                 (self.end_process)();
                 return;

@@ -30,9 +30,10 @@ pub(crate) struct State {
 struct Figures {
     cost_per_second: f64,
     last_good_step: Option<Instant>,
-    oldest_start: Option<Instant>, // of the steps in flight
-    busy_since: Option<Instant>,   // while a step is in flight
-    busy: Duration,                // before that
+    oldest_start: Option<Instant>,    // of the steps in flight
+    neglected_since: Option<Instant>, // while work is queued, nothing runs and nobody asks for it
+    busy_since: Option<Instant>,      // while a step is in flight
+    busy: Duration,                   // before that
 }
 
 /// What the worker is willing to do.
@@ -53,6 +54,7 @@ impl State {
                 cost_per_second,
                 last_good_step: None,
                 oldest_start: None,
+                neglected_since: None,
                 busy_since: None,
                 busy: Duration::ZERO,
             }),
@@ -96,6 +98,18 @@ impl State {
     /// Age of the oldest step in flight.
     pub(crate) fn oldest_step(&self) -> Option<Duration> {
         self.figures.lock().oldest_start.map(|at| at.elapsed())
+    }
+
+    /// Notes whether work is queued that nobody runs and nobody asks for.
+    pub(crate) fn set_neglected(&self, is_neglected: bool) {
+        let mut figures = self.figures.lock();
+        figures.neglected_since =
+            is_neglected.then(|| figures.neglected_since.unwrap_or_else(Instant::now));
+    }
+
+    /// How long that has been so.
+    pub(crate) fn neglected(&self) -> Option<Duration> {
+        self.figures.lock().neglected_since.map(|at| at.elapsed())
     }
 
     /// Time in which at least one step was in flight, since the start.
@@ -196,6 +210,20 @@ mod tests {
         tokio::time::advance(SECOND).await;
         assert_eq!(state.busy(), 4 * SECOND);
         assert_eq!(state.oldest_step(), Some(SECOND));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn work_is_neglected_from_the_first_moment_that_nobody_asks_for_it() {
+        let state = State::new(0.0, 100);
+        for _ in 0..2 {
+            state.set_neglected(false);
+            assert_eq!(state.neglected(), None);
+            state.set_neglected(true);
+            tokio::time::advance(SECOND).await;
+            state.set_neglected(true);
+            tokio::time::advance(SECOND).await;
+            assert_eq!(state.neglected(), Some(2 * SECOND));
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use flowerbed_protocol::v1::inference_client::InferenceClient;
 use flowerbed_protocol::{Error, ErrorKind, v1};
 use flowerbed_tulip::StepFault;
 use hyper_util::rt::TokioExecutor;
-use support::{NAN, Worker, client_of, request, row_of, rows, until_serving};
+use support::{NAN, Worker, client_of, done, request, row_of, rows, until_serving};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::Instant;
 use tonic::Request;
@@ -218,6 +218,37 @@ async fn a_step_that_hangs_fails_its_callers_and_the_process_is_given_up() {
     assert!(start.elapsed() < Duration::from_secs(2));
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(GIVEN_UP.load(Ordering::SeqCst));
+    worker.stop().await;
+}
+
+static NEGLECT_GIVEN_UP: AtomicBool = AtomicBool::new(false);
+
+#[tokio::test]
+async fn a_puller_that_does_not_come_back_between_two_steps_is_given_up() {
+    let hung = Duration::from_secs(4);
+    let worker = Worker::start_engine(
+        |c| c["step_timeout_s"] = 0.5.into(),
+        || NEGLECT_GIVEN_UP.store(true, Ordering::SeqCst),
+        move |tulip, batch| {
+            let hangs = batch.ids.contains(&2);
+            tulip.launched(batch.id, done(&batch), "eager".to_owned(), 0);
+            if hangs {
+                std::thread::sleep(hung);
+            }
+        },
+    );
+    until_serving(&worker).await;
+    let mut client = worker.client().await;
+    // Idle for longer than the limit is no fault.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    client.run(request(&[&[2]])).await.unwrap();
+    let start = Instant::now();
+    let error = Error::from(&client.run(request(&[&[3]])).await.unwrap_err());
+    assert_eq!(error.kind, ErrorKind::Unavailable);
+    assert!(start.elapsed() < hung, "{:?}", start.elapsed());
+    assert!(worker.tulip.is_faulted());
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(NEGLECT_GIVEN_UP.load(Ordering::SeqCst));
     worker.stop().await;
 }
 
