@@ -1,7 +1,7 @@
 """A rolling restart: the workers end and come back one after another, so that some always serve.
 
-The next one goes only when the gateway says that the one before is up again; if that never comes
-back, the rest stay as they are. Knows nothing of processes: `flowerbed.supervisor` asks it at each
+The next one goes only when the gateway says that all others are up, or that it is not up itself; if one
+never comes back, the rest stay as they are. Knows nothing of processes: `flowerbed.supervisor` asks it at each
 turn of its loop.
 """
 
@@ -58,8 +58,18 @@ class RollingRestart:
                 return
             logger.info("%s was restarted", self._current.name)
             self._current = None
-        if self._waiting:
-            self._begin(self._waiting.popleft())
+        worker = self._next(is_up)
+        if worker is not None:
+            self._waiting.remove(worker)
+            self._begin(worker)
+
+    def _next(self, is_up: Callable[[Child], bool]) -> Child | None:
+        """One that serves nobody, or the first if the others serve; None while it would be missed."""
+        if not self._waiting:
+            return None
+        down = [worker for worker in self._workers if not is_up(worker)]
+        idle = next((worker for worker in self._waiting if worker in down), None)
+        return idle or (None if down else self._waiting[0])
 
     def _begin(self, worker: Child) -> None:
         self._current = worker

@@ -17,6 +17,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tonic::service::Routes;
 use tonic::service::interceptor::InterceptedService;
+use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use crate::batch::Batch;
@@ -102,6 +103,11 @@ impl Tulip {
             waiters.insert(*stream, waiter);
         }
         let (reporter, health_service) = tonic_health::server::health_reporter();
+        // A gateway that asks before the first probe must find the name.
+        for name in ["", SERVICE_NAME] {
+            let status = ServingStatus::NotServing;
+            runtime.block_on(reporter.set_service_status(name, status));
+        }
         let service = Service {
             config: Arc::clone(&config),
             state: Arc::clone(&state),

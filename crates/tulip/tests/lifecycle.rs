@@ -11,10 +11,11 @@ use flowerbed_protocol::v1::inference_client::InferenceClient;
 use flowerbed_protocol::{Error, ErrorKind, v1};
 use flowerbed_tulip::StepFault;
 use hyper_util::rt::TokioExecutor;
-use support::{NAN, Worker, client_of, done, request, row_of, rows, until_serving};
+use support::{NAN, Worker, client_of, done, health_of, request, row_of, rows, until_serving};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::Instant;
 use tonic::Request;
+use tonic_health::pb::health_check_response::ServingStatus;
 
 const SLOW: Duration = Duration::from_millis(300);
 
@@ -27,6 +28,14 @@ async fn a_probe_makes_an_idle_worker_ready() {
         1,
         "one probe, then the good step is fresh"
     );
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_worker_is_known_and_not_serving_before_its_first_probe_is_answered() {
+    let worker = Worker::start(|_| {}, SLOW);
+    assert_eq!(health_of(&worker).await, ServingStatus::NotServing);
+    until_serving(&worker).await;
     worker.stop().await;
 }
 
