@@ -73,7 +73,8 @@ impl Value<'_> {
             Scalar::Integer(number) => match u32::try_from(*number) {
                 Ok(dimensions) if dimensions > 0 => Ok(Some(dimensions)),
                 _ => {
-                    let message = format!("dimensions must be at least 1, not {number}");
+                    let message =
+                        format!("dimensions must be from 1 to {}, not {number}", u32::MAX);
                     Err(self.refusal.stop(Error::invalid(self.field, message)))
                 }
             },
