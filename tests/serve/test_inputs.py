@@ -112,6 +112,12 @@ def test_PA_04_the_native_size_is_no_parameter(http: Http) -> None:
         assert http.refused({"input": "x", "dimensions": bad})["param"] == "dimensions"
 
 
+def test_dimensions_that_no_integer_of_32_bits_holds_are_refused_with_the_range(http: Http) -> None:
+    for bad in (0, 2**32):
+        message = http.refused({"input": "x", "dimensions": bad})["message"]
+        assert message == f"dimensions must be from 1 to {2**32 - 1}, not {bad}"
+
+
 @pytest.mark.parametrize("dimensions", [1, 32, 128, 256])
 def test_PA_02_PA_05_cut_vectors_are_renormalised(http: Http, dimensions: int) -> None:
     full = http.embed("some text")[:, :dimensions]

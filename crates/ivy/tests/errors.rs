@@ -176,6 +176,7 @@ fn fields_are_known_given_once_and_of_their_type() {
         (r#""dimensions": 0"#, "dimensions"),
         (r#""dimensions": -1"#, "dimensions"),
         (r#""dimensions": 9"#, "dimensions"),
+        (r#""dimensions": 4294967296"#, "dimensions"),
         (r#""dimensions": 2.5"#, "dimensions"),
         (r#""dimensions": "8""#, "dimensions"),
         (r#""encoding_format": "hex""#, "encoding_format"),

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use crate::batch::Batch;
 use crate::command::{self, Command, CommandSender, Submission};
 use crate::config::WorkerConfig;
-use crate::fault::{StepFault, unavailable};
+use crate::fault::{OutOfMemory, StepFault, unavailable};
 use crate::job::{JobState, STATUS_NOT_FINITE, StepTimes};
 use crate::metrics::{Metrics, Shed};
 use crate::scheduler::{Job, JobId, Lane, Pick, Plan, Scheduler, StepLimits, Stream};
@@ -26,8 +26,6 @@ use crate::waiter::Completed;
 
 /// How many commands may wait; a full channel makes the senders wait.
 const COMMANDS: usize = 1_024;
-/// Memory that leaks, or lies in pieces, comes back with a new process only.
-const OUT_OF_MEMORY_SPAN: Duration = Duration::from_secs(60);
 /// Work of callers that hung up is freed this soon, or within a step if that takes longer.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -46,7 +44,7 @@ pub(crate) struct Dispatcher {
     online_share: Share,
     last_landed: Instant,
     puller: Option<SyncSender<Batch>>,
-    last_out_of_memory: Option<Instant>, // that halves did not mend
+    out_of_memory: OutOfMemory,
     last_sweep: Instant,
     next_id: u64,
 }
@@ -83,7 +81,7 @@ impl Dispatcher {
             online_share: Share::default(),
             last_landed: Instant::now(),
             puller: None,
-            last_out_of_memory: None,
+            out_of_memory: OutOfMemory::default(),
             last_sweep: Instant::now(),
             next_id: 0,
             config,
@@ -406,16 +404,7 @@ impl Dispatcher {
                 num_failed += 1;
             }
         }
-        if fault == StepFault::Memory && num_failed > 0 {
-            self.count_out_of_memory();
-        }
-    }
-
-    /// The second one within [`OUT_OF_MEMORY_SPAN`] is taken for a fault of the device.
-    fn count_out_of_memory(&mut self) {
-        let now = Instant::now();
-        let last = self.last_out_of_memory.replace(now);
-        if last.is_some_and(|last| now.duration_since(last) < OUT_OF_MEMORY_SPAN) {
+        if fault == StepFault::Memory && num_failed > 0 && self.out_of_memory.is_second() {
             self.device_fault("out of memory twice within a minute", None);
         }
     }

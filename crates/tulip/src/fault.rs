@@ -3,8 +3,12 @@
 use std::time::Duration;
 
 use flowerbed_protocol::{Error, ErrorKind};
+use tokio::time::Instant;
 
 use crate::metrics::Shed;
+
+/// Memory that leaks, or lies in pieces, comes back with a new process only.
+const OUT_OF_MEMORY_SPAN: Duration = Duration::from_secs(60);
 
 /// Why `step` raised. Without a fault of the device its batch is run again in halves, until the
 /// culprit is alone.
@@ -59,4 +63,19 @@ impl StepFault {
 /// The worker cannot now, but may soon.
 pub(crate) fn unavailable(message: &str) -> Error {
     Error::new(ErrorKind::Unavailable, message).after(Duration::from_secs(1))
+}
+
+/// Counts the steps that lacked memory and that halves did not mend.
+#[derive(Debug, Default)]
+pub(crate) struct OutOfMemory {
+    last: Option<Instant>,
+}
+
+impl OutOfMemory {
+    /// One more; whether another was within [`OUT_OF_MEMORY_SPAN`], which is taken for a fault of the device.
+    pub(crate) fn is_second(&mut self) -> bool {
+        let now = Instant::now();
+        let last = self.last.replace(now);
+        last.is_some_and(|last| now.duration_since(last) < OUT_OF_MEMORY_SPAN)
+    }
 }

@@ -214,7 +214,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn work_is_neglected_from_the_first_moment_that_nobody_asks_for_it() {
-        let state = State::new(0.0, 100);
+        let state = State::new(0.0, 100, Duration::ZERO);
         for _ in 0..2 {
             state.set_neglected(false);
             assert_eq!(state.neglected(), None);
