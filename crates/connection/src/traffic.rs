@@ -65,8 +65,11 @@ impl Traffic {
     pub(crate) async fn overdue(&self) {
         loop {
             let first = self.state.lock().open.values().flatten().min().copied();
+            let pause = CHECK_INTERVAL.min(self.unread);
             let Some(at) = first else {
                 self.answered.notified().await;
+                // Most answers have left by then: one look serves many of them.
+                sleep(pause).await;
                 continue;
             };
             let left = at.saturating_duration_since(Instant::now());
@@ -74,7 +77,7 @@ impl Traffic {
                 return;
             }
             // A smaller answer may come and be due earlier.
-            sleep(left.min(CHECK_INTERVAL)).await;
+            sleep(left.min(pause)).await;
         }
     }
 

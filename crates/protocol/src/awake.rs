@@ -5,9 +5,10 @@
 //! takes a core each.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 /// Whether a query came lately.
 #[derive(Debug)]
