@@ -164,6 +164,21 @@ def test_every_size_is_captured_before_the_first_step(
     assert device.num_captures == at_start
 
 
+def test_captured_again_for_other_sizes_steps_are_right(
+    plain: Engine, runner: RaggedRunner
+) -> None:
+    for max_tokens in (320, 1_300, 128):
+        capture(runner, GraphCapture.START, max_tokens)
+        for lengths in ([40, 3, 60], [64] * 2, [5] * 20):
+            batch = batch_of(lengths)
+            with torch.inference_mode():
+                result = runner.step(batch)
+            assert result.mode == "replay"
+            np.testing.assert_allclose(
+                rows(result.numpy(), batch), rows(plain.step(batch).numpy(), batch), atol=2e-6
+            )
+
+
 def test_steps_that_fit_no_graph_are_right_all_the_same(
     plain: Engine, runner: RaggedRunner
 ) -> None:

@@ -163,7 +163,10 @@ class Lane:
     def capture(
         self, max_tokens: int, max_row_bytes: int, when: GraphCapture, memory_limit: int
     ) -> None:
-        """Allocates buffers for steps of up to `max_tokens` and captures their graphs, if they can be."""
+        """Allocates buffers for steps of up to `max_tokens` and captures their graphs, if they can be.
+
+        Both take the place of those before.
+        """
         if self._host_plans is not None:
             when = GraphCapture.OFF
         buckets = token_buckets(max_tokens)
@@ -171,6 +174,10 @@ class Lane:
         self._words = StagingLayout(buckets[-1], max_slots, max_slots).num_words
         self._bytes = max_slots * (max_row_bytes + 1)
         device = self._device.device
+        # Views of the buffers before, and the memory of graphs that go, which cannot be used again.
+        self._layouts.clear()
+        self._built.clear()
+        self._pool = self._device.pool()
         self._inputs = Leading(torch.zeros(self._words, dtype=torch.int32, device=device))
         self._result = Leading(torch.empty(self._bytes, dtype=torch.uint8, device=device))
         self._slots = [self._new_slot(self._words, self._bytes) for _ in range(STEPS_IN_FLIGHT)]
