@@ -83,6 +83,7 @@ class Engine:
                     _rows([1] * sum(lengths), [0, *np.cumsum(lengths).tolist()])
                     for lengths in ([1], [3], [64], [300], [2, 30]) * 2
                 ]
+                torch.zeros(1, device="cuda")[_to_device([0, 0])]  # as a fault's kernel
             stream.synchronize()
             held.clear()
         self._cycles = cycles_a_second()
