@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Protocol
@@ -142,7 +143,7 @@ class Supervisor:
             if not self._is_announced:
                 self._announce_if_ready()
             elif self._rolling.is_on:
-                self._rolling.step(self._is_up)
+                self._rolling.step(self._is_up_now())
 
     @property
     def _children(self) -> list[Child]:
@@ -205,11 +206,15 @@ class Supervisor:
             self._is_announced = True
             self._watcher.ready(message)
 
-    def _is_up(self, worker: Child) -> bool:
-        """Whether the gateway sends requests to the worker's newest process."""
-        if not worker.is_ready or self._gateway_ready is None:
-            return False
-        return (_ready_workers(self._gateway_ready.address) or {}).get(worker.name) == "up"
+    def _is_up_now(self) -> Callable[[Child], bool]:
+        """Whether the gateway sends requests to a worker's newest process; it is asked once, if at all."""
+
+        @cache
+        def states() -> dict[str, str]:
+            gateway = self._gateway_ready
+            return (_ready_workers(gateway.address) if gateway else None) or {}
+
+        return lambda worker: worker.is_ready and states().get(worker.name) == "up"
 
     # === the end ===
 

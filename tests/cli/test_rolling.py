@@ -44,17 +44,38 @@ def test_a_worker_that_is_not_up_goes_first_and_the_other_waits_for_it() -> None
 
 
 def test_none_goes_while_one_that_had_its_turn_is_not_up_again() -> None:
+    workers: Any = [Worker(f"worker-{index}") for index in range(3)]
+    up = {worker.name for worker in workers}
+    rolling = RollingRestart(workers, drain_timeout_s=60)
+
+    def step() -> list[int]:
+        rolling.step(lambda worker: worker.name in up)
+        return [len(worker.signals) for worker in workers]
+
+    rolling.ask()
+    assert step() == [1, 0, 0]
+    assert rolling.has_ended(workers[0])
+    assert step() == [1, 1, 0]  # the first is up again
+    up.remove("worker-0")  # and dies
+    assert rolling.has_ended(workers[1])
+    assert step() == [1, 1, 0]
+    up.remove("worker-2")  # nobody would miss it now
+    assert step() == [1, 1, 1]
+    assert rolling.has_ended(workers[2])
+    up |= {"worker-0", "worker-2"}
+    step()
+    assert not rolling.is_on
+
+
+def test_the_last_one_waits_until_all_others_are_up() -> None:
     workers: Any = [Worker("worker-0"), Worker("worker-1")]
     up = {"worker-0", "worker-1"}
     rolling = RollingRestart(workers, drain_timeout_s=60)
     rolling.ask()
     rolling.step(lambda worker: worker.name in up)
     assert rolling.has_ended(workers[0])
-    rolling.step(lambda worker: worker.name in up)  # up again, then it dies
-    assert len(workers[1].signals) == 1
-    rolling.has_ended(workers[1])
-    rolling.ask()
-    up.clear()
-    up.add("worker-1")
+    answers = iter([True, False, True])  # up for a moment: asked for it, then for both
+    rolling.step(lambda worker: next(answers))
+    assert workers[1].signals == []
     rolling.step(lambda worker: worker.name in up)
-    assert [len(worker.signals) for worker in workers] == [2, 1]
+    assert len(workers[1].signals) == 1

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 import termios
@@ -157,6 +158,24 @@ def test_sighup_restarts_one_worker_after_another(run, monkeypatch):
     told = [line.split(" as ")[0] for line in fakes.lines(run.log) if line.startswith("worker")]
     one = ["worker got SIGTERM", "worker started"]
     assert told[2:6] == one * 2
+
+
+def test_a_gateway_that_does_not_answer_is_asked_once_a_turn_not_for_each_worker(run, monkeypatch):
+    monkeypatch.setattr("flowerbed.supervisor._PROBE_TIMEOUT_S", 0.05)
+    workers = tuple(fakes.spec(f"worker-{index}", run.worker, run.log) for index in range(8))
+    plan = Plan(lambda port: fakes.spec("gateway", fakes.GATEWAY, run.log, port), 0, workers, 1.0)
+    supervisor = Supervisor(plan, run, policy=QUICK)
+    for worker in supervisor._workers:
+        worker.is_ready = True
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        supervisor._gateway_ready = Ready("gateway", address, "model fake")
+        supervisor._rolling.ask()
+        supervisor._rolling.step(supervisor._is_up_now())
+        silent.setblocking(False)
+        silent.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            silent.accept()
 
 
 def test_a_worker_that_does_not_end_for_a_restart_is_killed(run, monkeypatch):
