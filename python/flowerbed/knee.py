@@ -84,7 +84,7 @@ def default_saturation(device: str) -> int:
     return CPU_SATURATION_BATCH_TOKENS if device == "cpu" else GPU_SATURATION_BATCH_TOKENS
 
 
-def default_spin(device: str, num_gpus: int = 1) -> int:
+def default_spin(device: str, num_gpus: int) -> int:
     """Milliseconds for which threads stay awake after a query, where nobody set them.
 
     Args:

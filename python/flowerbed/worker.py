@@ -19,6 +19,7 @@ import numpy as np
 
 from flowerbed._core import InferenceServer
 from flowerbed.config import GPU_ONLINE_BATCH_TOKENS, Attention, DType, GraphCapture, WorkerConfig
+from flowerbed.devices import count_gpus
 from flowerbed.errors import ConfigError, FlowerbedError
 from flowerbed.folder import read_folder
 from flowerbed.hub import resolve
@@ -118,7 +119,7 @@ def run(
         streams=engine.streams,
         steps_in_flight=engine.steps_in_flight,
         step_timeout_s=step_timeout_s,
-        spin_ms=default_spin(info.device) if spin_ms is None else spin_ms,
+        spin_ms=default_spin(info.device, count_gpus()) if spin_ms is None else spin_ms,
         request_timeout_s=request_timeout_s,
         cost_per_second=cost_per_second(engine, info.attention_scale, budget),
     )

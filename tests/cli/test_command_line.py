@@ -81,6 +81,21 @@ def test_every_command_explains_its_options(run, command):
     assert "FLOWERBED_REVISION" in outcome.out
 
 
+def test_threads_of_a_gateway_alone_sleep_unless_it_is_told_otherwise(run, monkeypatch):
+    calls = fake_bridge(monkeypatch, "gateway")
+    assert run("gateway", "--worker", "unix:/a").code == 0
+    assert run("gateway", "--worker", "unix:/a", "--spin-ms", "7").code == 0
+    assert [call["spin_ms"] for call in calls] == [0, 7]
+    default = {name: words(run(name, "--help").out) for name in ("gateway", "worker")}
+    assert "[default: (20 on GPUs with 8 cores each, else 0)]" in default["worker"]
+    assert "[default: (0; its workers' GPUs may be elsewhere)]" in default["gateway"]
+
+
+def words(help_text: str) -> str:
+    """Without the frame, and wherever the lines were broken."""
+    return " ".join(help_text.replace("│", " ").split())
+
+
 def test_version(run):
     assert run("--version").out == f"flowerbed {flowerbed.__version__}\n"
 

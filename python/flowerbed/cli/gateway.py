@@ -32,7 +32,7 @@ def gateway(
     request_timeout: options.RequestTimeout = config.REQUEST_TIMEOUT_S,
     drain_timeout: options.DrainTimeout = config.DRAIN_TIMEOUT_S,
     tokenizer_threads: options.TokenizerThreads = config.TOKENIZER_THREADS,
-    spin_ms: options.Spin = None,
+    spin_ms: options.GatewaySpin = 0,
     auto_truncate: options.AutoTruncate = options.AUTO_TRUNCATE,
     log_format: options.Log = config.LogFormat.TEXT,
     log_level: options.Level = config.LogLevel.INFO,
@@ -60,7 +60,7 @@ def gateway(
         request_timeout_s=request_timeout,
         drain_timeout_s=drain_timeout,
         tokenizer_threads=tokenizer_threads,
-        spin_ms=spin_ms or 0,
+        spin_ms=spin_ms,
         auto_truncate=bool(auto_truncate),
         on_ready=announce,
     )

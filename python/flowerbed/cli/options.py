@@ -139,6 +139,18 @@ def _budget(variable: str, about: str, default: str) -> Any:
     )
 
 
+def _spin(default: str) -> Any:
+    return typer.Option(
+        "--spin-ms",
+        envvar="FLOWERBED_SPIN_MS",
+        min=0,
+        max=1_000,
+        metavar="MS",
+        help="How long threads stay awake after a query, which takes up to three cores; 0 is never.",
+        show_default=default,
+    )
+
+
 Model = Annotated[
     str | None,
     typer.Argument(
@@ -264,16 +276,9 @@ TokenizerThreads = Annotated[
 ]
 Spin = Annotated[
     int | None,
-    typer.Option(
-        "--spin-ms",
-        envvar="FLOWERBED_SPIN_MS",
-        min=0,
-        max=1_000,
-        metavar="MS",
-        help="How long threads stay awake after a query, which takes up to three cores; 0 is never.",
-        show_default=f"{config.SPIN_MS} on GPUs with {config.MIN_SPIN_CORES} cores each, else 0",
-    ),
+    _spin(f"{config.SPIN_MS} on GPUs with {config.MIN_SPIN_CORES} cores each, else 0"),
 ]
+GatewaySpin = Annotated[int, _spin("0; its workers' GPUs may be elsewhere")]
 AutoTruncate = Annotated[
     Switch,
     typer.Option(
