@@ -117,6 +117,30 @@ def test_the_start_says_which_kernels_serve(capability, found, level, words, mon
     assert words in caplog.text
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("cannot import name 'HeadRstd'\nfrom a file"),
+        TypeError("gemm_epilogue() got an unexpected keyword argument 'mode'"),
+        ValueError("unknown mode"),
+        RuntimeError("no CUDA"),
+    ],
+)
+def test_kernels_of_another_interface_are_told_in_one_line_and_not_used(error, monkeypatch, caplog):
+    def broken():
+        raise error
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(fused_linear, "version", lambda name: "0.6.9")
+    monkeypatch.setattr(fused_linear, "quack_linear", broken)
+    with caplog.at_level(logging.WARNING, logger=fused_linear.log.name):
+        assert not fused_linear._has_kernels.__wrapped__(torch.device("cuda", 0))
+    [record] = caplog.records
+    message = str(error).partition("\n")[0]
+    told = f"quack-kernels 0.6.9 does not load ({message}): large steps are slower"
+    assert record.getMessage() == told
+
+
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu", "identity"])
 def test_a_cpu_has_the_activations_of_linear(activation):
     x, weight, bias = torch.randn(5, 64), torch.randn(128, 64), torch.randn(128)

@@ -110,11 +110,13 @@ def test_flash_attn_4_that_is_not_installed_or_does_not_load_is_told_apart(monke
     ask = partial(flash_attention.why_no_package.__wrapped__, Backend.FLASH_ATTN_4)
     assert ask() == "flash-attn-4 is not installed"
 
-    def broken():
-        raise ImportError("libcutlass.so: cannot open shared object file\nmore")
-
     monkeypatch.setattr(flash_attention, "version", lambda name: "4.0.0b36")
-    monkeypatch.setattr(flash_attention, "_flash_attn_4", broken)
-    assert ask() == (
-        "flash-attn-4 4.0.0b36 does not load (libcutlass.so: cannot open shared object file)"
-    )
+    for error in (ImportError, TypeError, ValueError):
+
+        def broken(error=error):
+            raise error("libcutlass.so: cannot open shared object file\nmore")
+
+        monkeypatch.setattr(flash_attention, "_flash_attn_4", broken)
+        assert ask() == (
+            "flash-attn-4 4.0.0b36 does not load (libcutlass.so: cannot open shared object file)"
+        )

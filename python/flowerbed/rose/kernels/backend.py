@@ -53,6 +53,10 @@ def use_triton(x: Tensor) -> bool:
     return x.is_cuda and why_no_triton() is None
 
 
+LOAD_ERRORS = (ImportError, AttributeError, TypeError, ValueError, OSError, RuntimeError)
+"""What a library raises that is imported and whose inner interfaces are not those expected."""
+
+
 def first_line(error: Exception) -> str:
     """What an error says, without what follows in its other lines."""
     return str(error).partition("\n")[0][:200]

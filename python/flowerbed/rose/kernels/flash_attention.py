@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flowerbed.rose.kernels.attention import AttentionPlan, Backend
-from flowerbed.rose.kernels.backend import first_line, why_no_triton
+from flowerbed.rose.kernels.backend import LOAD_ERRORS, first_line, why_no_triton
 
 FLASH_DTYPES = (torch.bfloat16, torch.float16)
 MIN_CAPABILITY = {
@@ -67,7 +67,7 @@ def why_no_package(backend: Backend) -> str | None:
     if backend is Backend.FLASH_ATTN_4:
         try:
             _flash_attn_4()
-        except (ImportError, AttributeError, OSError, RuntimeError) as error:
+        except LOAD_ERRORS as error:
             return f"{package} {found} does not load ({first_line(error)})"
     return None
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flowerbed.rose.kernels.activation import Approximation, bias_gelu, swiglu
-from flowerbed.rose.kernels.backend import use_triton
+from flowerbed.rose.kernels.backend import LOAD_ERRORS, first_line, use_triton
 from flowerbed.rose.kernels.linear import linear
 
 log = logging.getLogger(__name__)
@@ -201,8 +201,9 @@ def _has_kernels(device: torch.device) -> bool:
         return False
     try:
         quack_linear()
-    except (ImportError, AttributeError) as error:
-        log.warning("quack-kernels %s does not load (%s): large steps are slower", found, error)
+    except LOAD_ERRORS as error:
+        what = first_line(error)
+        log.warning("quack-kernels %s does not load (%s): large steps are slower", found, what)
         return False
     log.info("products of large steps by quack-kernels %s", found)
     return True
