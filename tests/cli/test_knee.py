@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from flowerbed import knee, measure
+from flowerbed.cli.doctor import Measured
 from flowerbed.config import CPU_BATCH_TOKENS, GPU_BATCH_TOKENS
 from flowerbed.knee import Conditions, Knee
 from flowerbed.measure import Point
@@ -159,9 +160,19 @@ def test_measure_prints_the_table_and_keeps_the_knee_for_workers(run_doctor, mon
     assert knee.default_budget("cpu", kept.conditions.space) == 128
     as_json = json.loads(run_doctor("--measure", "--json", "--device", "cpu").out)
     assert as_json["measured"]["max_batch_tokens"] == 128
+    assert as_json["measured"]["dtype"] == "float32"
     assert [step["tokens"] for step in as_json["measured"]["steps"]] == [64, 128, 256]
     assert 1e8 < as_json["measured"]["ceilings"]["copy_bytes_per_s"] < 1e13
     assert 1e8 < as_json["measured"]["ceilings"]["product_flops_per_s"] < 1e16
+
+
+def test_steps_in_8_bits_are_told_as_such_beside_products_in_16() -> None:
+    from flowerbed.rose.ceilings import Ceilings
+
+    best = Ceilings(4e12, 7e14, "bfloat16")
+    text = Measured([Point(64, 1.0)], a_knee(), True, "fp8", "flash-attn-4", best).as_text()
+    assert "4,000 GB/s (read and written), bfloat16 products 700.00 TFLOP/s" in text
+    assert "whole steps of garden/rose in fp8, attention by flash-attn-4" in text
 
 
 def test_real_steps_of_the_packaged_model_are_measured(monkeypatch):

@@ -83,12 +83,14 @@ class Measured:
     points: list[Point]
     knee: Knee
     is_kept: bool
+    dtype: str  # of the steps; the products of the ceilings have that of its activations
     attention: str
     ceilings: Ceilings
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
         return {
+            "dtype": self.dtype,
             "attention": self.attention,
             "ceilings": asdict(self.ceilings),
             "steps": [
@@ -102,9 +104,9 @@ class Measured:
 
     def as_text(self) -> str:
         """For people."""
-        device, dtype = self.knee.conditions.device, self.ceilings.dtype
-        lines = ["", f"{device}: {self.ceilings}"]
-        lines += [f"whole steps of {self.knee.model} in {dtype}, attention by {self.attention}", ""]
+        lines = ["", f"{self.knee.conditions.device}: {self.ceilings}"]
+        how = f"in {self.dtype}, attention by {self.attention}"
+        lines += [f"whole steps of {self.knee.model} {how}", ""]
         lines.append(f"{'tokens':>8} {'ms':>10} {'tokens/s':>10}")
         for point in self.points:
             mark = "  <- knee" if point.tokens == self.knee.tokens else ""
@@ -153,7 +155,7 @@ def _measure(
                 f"cannot keep the knee of {found.tokens} tokens in {knee.cache_file()} "
                 f"({error.strerror}): give --max-batch-tokens {found.tokens} instead"
             ) from error
-    return Measured(points, found, is_kept, engine.attention, best)
+    return Measured(points, found, is_kept, engine.dtype, engine.attention, best)
 
 
 def _text(report: Report) -> str:
