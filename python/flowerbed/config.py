@@ -29,6 +29,8 @@ CPU_SATURATION_BATCH_TOKENS = 512
 GPU_BATCH_TOKENS = 4_672
 """Cost of eight texts of 512 tokens of a 0.6B model. An H200 runs 6% more of them than in steps of four, while
 queries on streams of their own wait no longer; `flowerbed doctor --measure` finds the knee of others."""
+GPU_ONE_STREAM_BATCH_TOKENS = 2_048
+"""Where queries have no stream of their own, as without ragged attention: they wait for a step of other work."""
 GPU_SATURATION_BATCH_TOKENS = 16_384
 GPU_ONLINE_BATCH_TOKENS = 1_024
 """Step of the stream that only queries use; the graphs of that stream end here."""

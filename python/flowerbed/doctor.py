@@ -182,6 +182,7 @@ def _budget(report: Report, max_batch_tokens: int | None) -> None:
         max_batch_tokens=max_batch_tokens or "the measured knee",
         without_a_knee=config.CPU_BATCH_TOKENS,
         without_a_knee_on_a_gpu=config.GPU_BATCH_TOKENS,
+        without_ragged_attention_there=config.GPU_ONE_STREAM_BATCH_TOKENS,
         saturation_batch_tokens=config.CPU_SATURATION_BATCH_TOKENS,
         saturation_batch_tokens_on_a_gpu=config.GPU_SATURATION_BATCH_TOKENS,
         max_batch_sequences=config.MAX_BATCH_SEQUENCES,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +20,7 @@ from flowerbed.config import (
     CPU_BATCH_TOKENS,
     CPU_SATURATION_BATCH_TOKENS,
     GPU_BATCH_TOKENS,
+    GPU_ONE_STREAM_BATCH_TOKENS,
     GPU_SATURATION_BATCH_TOKENS,
     MIN_SPIN_CORES,
     SPIN_MS,
@@ -71,12 +73,20 @@ def device_name(device: str) -> str:
     return names[index] if index < len(names) else device
 
 
-def default_budget(device: str, space: str) -> int:
-    """Tokens of a step where nobody set them: the measured knee, else the default of the config."""
+def default_budget(device: str, space: str, streams: Sequence[str]) -> int:
+    """Tokens of a step where nobody set them: the measured knee, else the default of the config.
+
+    Args:
+        device: cpu, cuda or cuda:N.
+        space: Of the model that it runs.
+        streams: Of `Engine.streams`; whether queries have one of their own.
+    """
     found = find(conditions(device, space))
     if found is not None:
         return found.tokens
-    return CPU_BATCH_TOKENS if device == "cpu" else GPU_BATCH_TOKENS
+    if device == "cpu":
+        return CPU_BATCH_TOKENS
+    return GPU_BATCH_TOKENS if "online" in streams else GPU_ONE_STREAM_BATCH_TOKENS
 
 
 def default_saturation(device: str) -> int:

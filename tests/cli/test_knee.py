@@ -10,9 +10,12 @@ import pytest
 
 from flowerbed import knee, measure
 from flowerbed.cli.doctor import Measured
-from flowerbed.config import CPU_BATCH_TOKENS, GPU_BATCH_TOKENS
+from flowerbed.config import CPU_BATCH_TOKENS, GPU_BATCH_TOKENS, GPU_ONE_STREAM_BATCH_TOKENS
 from flowerbed.knee import Conditions, Knee
 from flowerbed.measure import Point
+
+ALONE, ON_A_GPU = ("normal",), ("online", "normal")
+"""Streams."""
 
 
 def a_knee(space="a" * 16, tokens=768, **changes) -> Knee:
@@ -27,20 +30,22 @@ def vars_of(found: Conditions) -> dict:
 
 
 def test_a_measured_knee_is_the_default_budget_under_the_same_conditions_only(monkeypatch):
-    assert knee.default_budget("cpu", "a" * 16) == CPU_BATCH_TOKENS
-    assert knee.default_budget("cuda:0", "a" * 16) == GPU_BATCH_TOKENS
+    assert knee.default_budget("cpu", "a" * 16, ALONE) == CPU_BATCH_TOKENS
+    assert knee.default_budget("cuda:0", "a" * 16, ON_A_GPU) == GPU_BATCH_TOKENS
+    one_stream = knee.default_budget("cuda:0", "a" * 16, ALONE)
+    assert one_stream == GPU_ONE_STREAM_BATCH_TOKENS
     knee.store(a_knee())
-    assert knee.default_budget("cpu", "a" * 16) == 768
-    assert knee.default_budget("cpu", "b" * 16) == CPU_BATCH_TOKENS
+    assert knee.default_budget("cpu", "a" * 16, ALONE) == 768
+    assert knee.default_budget("cpu", "b" * 16, ALONE) == CPU_BATCH_TOKENS
     monkeypatch.setenv("OMP_NUM_THREADS", "77")
-    assert knee.default_budget("cpu", "a" * 16) == CPU_BATCH_TOKENS
+    assert knee.default_budget("cpu", "a" * 16, ALONE) == CPU_BATCH_TOKENS
     monkeypatch.undo()
 
 
 @pytest.mark.parametrize("other", [{"torch": "1.0"}, {"flowerbed": "9"}, {"device": "abacus"}])
 def test_a_knee_of_other_versions_or_devices_is_not_used(examine, other):
     knee.store(a_knee(**other))
-    assert knee.default_budget("cpu", "a" * 16) == CPU_BATCH_TOKENS
+    assert knee.default_budget("cpu", "a" * 16, ALONE) == CPU_BATCH_TOKENS
     assert "measured knees" not in examine().facts
 
 
@@ -59,14 +64,14 @@ def test_a_new_knee_replaces_the_old_one_of_its_conditions(examine):
 def test_a_damaged_cache_of_knees_is_left_alone_and_the_default_counts(text, caplog):
     knee.cache_file().parent.mkdir(parents=True)
     knee.cache_file().write_bytes(text.encode(errors="surrogateescape"))
-    assert knee.default_budget("cpu", "a" * 16) == CPU_BATCH_TOKENS
+    assert knee.default_budget("cpu", "a" * 16, ALONE) == CPU_BATCH_TOKENS
     assert "cannot be used, so the default budget is" in caplog.text
 
 
 @pytest.mark.parametrize("tokens", [0, -1, 1 << 40, "768", None, True])
 def test_a_knee_that_is_no_number_of_tokens_is_not_used(tokens):
     knee.store(a_knee(tokens=tokens))
-    assert knee.default_budget("cpu", "a" * 16) == CPU_BATCH_TOKENS
+    assert knee.default_budget("cpu", "a" * 16, ALONE) == CPU_BATCH_TOKENS
 
 
 def test_the_knee_is_the_smallest_step_within_8_percent_of_the_best_rate():
@@ -157,7 +162,7 @@ def test_measure_prints_the_table_and_keeps_the_knee_for_workers(run_doctor, mon
     )
     assert "in float32, attention by sdpa\n" in outcome.out
     (kept,) = knee.stored()
-    assert knee.default_budget("cpu", kept.conditions.space) == 128
+    assert knee.default_budget("cpu", kept.conditions.space, ALONE) == 128
     as_json = json.loads(run_doctor("--measure", "--json", "--device", "cpu").out)
     assert as_json["measured"]["max_batch_tokens"] == 128
     assert as_json["measured"]["dtype"] == "float32"

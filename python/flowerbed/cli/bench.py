@@ -71,9 +71,8 @@ def engine(
         measured = Engine.load(
             folder, device=first, dtype=dtype, attention=attention, progress=loading.advance
         )
-    chosen = budgets or sorted(
-        {knee.default_budget(first, measured.space), knee.default_saturation(first)}
-    )
+    by_default = knee.default_budget(first, measured.space, measured.streams)
+    chosen = budgets or sorted({by_default, knee.default_saturation(first)})
     measured.capture(
         online_tokens=config.GPU_ONLINE_BATCH_TOKENS,
         normal_tokens=max(chosen),
