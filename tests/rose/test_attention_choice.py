@@ -12,6 +12,7 @@ import torch
 from flowerbed.config import Attention
 from flowerbed.errors import ConfigError
 from flowerbed.rose import device as devices
+from flowerbed.rose import engine
 from flowerbed.rose.kernels import backend, flash_attention
 from flowerbed.rose.kernels.attention import Backend
 
@@ -120,3 +121,26 @@ def test_flash_attn_4_that_is_not_installed_or_does_not_load_is_told_apart(monke
         assert ask() == (
             "flash-attn-4 4.0.0b36 does not load (libcutlass.so: cannot open shared object file)"
         )
+
+
+FLAGS = [f"allow_{dtype}_reduced_precision_reduction" for dtype in ("bf16", "fp16")]
+
+
+@pytest.fixture
+def matmul():
+    """Torch's settings of products, put back later."""
+    found = torch.backends.cuda.matmul
+    before = [getattr(found, flag) for flag in FLAGS]
+    yield found
+    for flag, value in zip(FLAGS, before, strict=True):
+        setattr(found, flag, value)
+
+
+@pytest.mark.parametrize(("device", "is_rounded"), [(GPU, False), (torch.device("cpu"), True)])
+def test_sums_of_a_gpu_are_not_rounded_on_their_way_where_torch_attends_either(
+    minilm, matmul, device, is_rounded
+) -> None:
+    for flag in FLAGS:
+        setattr(matmul, flag, True)
+    engine._runner(minilm.folder, minilm._encoder, minilm._heads, device, Backend.SDPA)
+    assert [getattr(matmul, flag) for flag in FLAGS] == [is_rounded] * 2

@@ -45,11 +45,8 @@ class CudaDevice:
     """One GPU."""
 
     def __init__(self, device: torch.device) -> None:
-        """Sums of products stay in fp32 to their end, in this process: cuBLAS would round parts of some sizes."""
         self.device = device
         self.index = device.index
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
     def stream(self, *, is_urgent: bool) -> torch.cuda.Stream:
         """A queue of work; kernels of an urgent one go before those of others."""

@@ -90,6 +90,12 @@ def pick_dtype(dtype: DType, device: torch.device) -> DType:
     return dtype
 
 
+def sum_in_float32() -> None:
+    """Sums of products stay in fp32 to their end, in this process: cuBLAS would round parts of some sizes."""
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+
 def pick_attention(
     attention: Attention, device: torch.device, dtype: torch.dtype, head_dim: int
 ) -> Backend:

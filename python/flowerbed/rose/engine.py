@@ -15,7 +15,13 @@ from flowerbed.errors import ModelError
 from flowerbed.folder import ModelFolder
 from flowerbed.folder_files import canonical_sha256
 from flowerbed.rose.bounds import Bounds
-from flowerbed.rose.device import TORCH_DTYPES, pick_attention, pick_device, pick_dtype
+from flowerbed.rose.device import (
+    TORCH_DTYPES,
+    pick_attention,
+    pick_device,
+    pick_dtype,
+    sum_in_float32,
+)
 from flowerbed.rose.graphs import StepSizes
 from flowerbed.rose.grouped import GroupedRunner
 from flowerbed.rose.inputs import Batch, PackedBatch, RowFormat
@@ -223,6 +229,8 @@ def _runner(
     device: torch.device,
     backend: Backend,
 ) -> Runner:
+    if device.type == "cuda":
+        sum_in_float32()
     if backend is Backend.SDPA:
         return GroupedRunner(encoder, heads, device, folder.quantizer)
     # Imported only for GPUs: Triton takes a second.
