@@ -100,6 +100,9 @@ def run(
     budget = max_batch_tokens or default_budget(info.device, info.space, engine.streams)
     saturation = max(budget, saturation_batch_tokens or default_saturation(info.device))
     online = min(budget, GPU_ONLINE_BATCH_TOKENS)
+    if spin_ms is None:
+        # CUDA is asked for nothing where it does not serve.
+        spin_ms = 0 if info.device == "cpu" else default_spin(info.device, count_gpus())
     take_memory(
         engine,
         online_tokens=online,
@@ -119,7 +122,7 @@ def run(
         streams=engine.streams,
         steps_in_flight=engine.steps_in_flight,
         step_timeout_s=step_timeout_s,
-        spin_ms=default_spin(info.device, count_gpus()) if spin_ms is None else spin_ms,
+        spin_ms=spin_ms,
         request_timeout_s=request_timeout_s,
         cost_per_second=cost_per_second(engine, info.attention_scale, budget),
     )
