@@ -123,6 +123,24 @@ def test_flash_attn_4_that_is_not_installed_or_does_not_load_is_told_apart(monke
         )
 
 
+def test_flashinfer_that_does_not_load_is_refused_with_the_reason(monkeypatch) -> None:
+    def broken():
+        raise RuntimeError("flashinfer-cubin version 0.6.1 does not match\nmore")
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(flash_attention, "why_no_triton", lambda: None)
+    monkeypatch.setattr(
+        flash_attention, "why_no_package", flash_attention.why_no_package.__wrapped__
+    )
+    monkeypatch.setattr(flash_attention, "version", lambda name: "0.6.12")
+    monkeypatch.setattr(flash_attention, "flashinfer_library", broken)
+    reason = (
+        r"flashinfer-python 0.6.12 does not load \(flashinfer-cubin version 0.6.1 does not match"
+    )
+    with pytest.raises(ConfigError, match=reason):
+        devices.pick_attention(Attention.FLASHINFER, GPU, BFLOAT16, 128)
+
+
 FLAGS = [f"allow_{dtype}_reduced_precision_reduction" for dtype in ("bf16", "fp16")]
 
 

@@ -123,7 +123,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(Wrapper, "made", [], raising=False)
     fake = SimpleNamespace(BatchPrefillWithRaggedKVCacheWrapper=Wrapper)
     monkeypatch.setitem(sys.modules, "flashinfer", fake)
-    flashinfer_attention._flashinfer.cache_clear()
+    flashinfer_attention.flashinfer_library.cache_clear()
     monkeypatch.setattr(flash_attention, "flash_attention", read_on_the_device)
     return device
 

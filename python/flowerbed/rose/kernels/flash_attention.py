@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flowerbed.rose.kernels.attention import AttentionPlan, Backend
 from flowerbed.rose.kernels.backend import LOAD_ERRORS, first_line, why_no_triton
+from flowerbed.rose.kernels.flashinfer_attention import flashinfer_library
 
 FLASH_DTYPES = (torch.bfloat16, torch.float16)
 MIN_CAPABILITY = {
@@ -56,7 +57,7 @@ def why_not(
 
 @cache
 def why_no_package(backend: Backend) -> str | None:
-    """Why what a backend needs cannot be used; None: it can. Imports flash-attn-4, which takes seconds."""
+    """Why what a backend needs cannot be used; None: it can. Imports it: flash-attn-4 takes seconds."""
     if backend not in PACKAGES:
         return None
     package = PACKAGES[backend]
@@ -64,11 +65,11 @@ def why_no_package(backend: Backend) -> str | None:
         found = version(package)
     except PackageNotFoundError:
         return f"{package} is not installed"
-    if backend is Backend.FLASH_ATTN_4:
-        try:
-            _flash_attn_4()
-        except LOAD_ERRORS as error:
-            return f"{package} {found} does not load ({first_line(error)})"
+    load = _flash_attn_4 if backend is Backend.FLASH_ATTN_4 else flashinfer_library
+    try:
+        load()
+    except LOAD_ERRORS as error:
+        return f"{package} {found} does not load ({first_line(error)})"
     return None
 
 

@@ -61,7 +61,7 @@ class FlashInferPlan:
     def _plan(self, kind: LayerKind) -> None:
         is_new = kind not in self._wrappers
         if is_new:
-            self._wrappers[kind] = _flashinfer().BatchPrefillWithRaggedKVCacheWrapper(
+            self._wrappers[kind] = flashinfer_library().BatchPrefillWithRaggedKVCacheWrapper(
                 self._workspace
             )
         try:
@@ -85,7 +85,8 @@ class FlashInferPlan:
 
 
 @cache
-def _flashinfer() -> Any:
+def flashinfer_library() -> Any:
+    """The library; raises what its import raises."""
     # Imported only where it is used: it takes half a second and makes folders under ~/.cache.
     import flashinfer  # pyright: ignore[reportMissingImports]
 
