@@ -38,6 +38,8 @@ impl Share {
 
     fn refill(&mut self, now: Instant) {
         let most = BURST.as_secs_f64();
+        // The end of a step is told late: time that has counted must not count again.
+        let now = self.at.map_or(now, |at| at.max(now));
         self.left = match self.at.replace(now) {
             Some(last) => {
                 let gained = SHARE * now.saturating_duration_since(last).as_secs_f64();
@@ -89,5 +91,16 @@ mod tests {
         let until = share.held_back_until(start, start);
         assert_eq!(until, Some(start + PATIENCE));
         assert_eq!(share.held_back_until(start, start + PATIENCE), None);
+    }
+
+    #[test]
+    fn a_step_whose_end_is_told_late_gains_no_time() {
+        let (mut share, start) = (Share::default(), Instant::now());
+        share.spend(Duration::from_secs(1), start);
+        let now = start + 10 * STEP;
+        for _ in 0..100 {
+            assert!(share.held_back_until(now, now).is_some());
+            share.spend(Duration::ZERO, start);
+        }
     }
 }
