@@ -52,7 +52,8 @@ impl AnswerMemory {
         };
         (
             part,
-            u32::try_from(num_bytes.div_ceil(KIB)).unwrap_or(u32::MAX),
+            // Below 1 KiB it is nothing: whatever others leave unread, probes are answered.
+            u32::try_from(num_bytes / KIB).unwrap_or(u32::MAX),
         )
     }
 
@@ -193,6 +194,13 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         panic!("{} KiB are free", memory.large.available_permits());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_probe_is_answered_when_no_memory_is_left() {
+        let address = start(&AnswerMemory::with(0, 0)).await;
+        assert!(read(&ask(address, "/large")).starts_with("HTTP/1.1 429"));
+        assert!(read(&ask(address, "/small")).ends_with("small"));
     }
 
     #[tokio::test(flavor = "multi_thread")]
