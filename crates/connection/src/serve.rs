@@ -136,19 +136,21 @@ async fn run(
         // Fails if the server is gone, which comes to the same.
         let _ = is_draining.wait_for(|it| *it).await;
     };
-    let (mut overdue, drained) = (pin!(overdue), pin!(drained));
     let ended = tokio::select! {
         biased;
-        ended = &mut connection => ended,
-        () = &mut overdue => return,
-        () = drained => {
-            connection.as_mut().graceful_shutdown();
-            tokio::select! {
-                biased;
-                ended = &mut connection => ended,
-                () = &mut overdue => return,
-                () = traffic.quiet() => return,
-            }
+        ended = &mut connection => Some(ended),
+        () = overdue => None,
+        () = drained => None,
+    };
+    let ended = if let Some(ended) = ended {
+        ended
+    } else {
+        // Other calls of HTTP/2 are answered first.
+        connection.as_mut().graceful_shutdown();
+        tokio::select! {
+            biased;
+            ended = &mut connection => ended,
+            () = traffic.quiet() => return,
         }
     };
     if let Err(error) = ended {

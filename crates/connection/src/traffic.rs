@@ -81,18 +81,27 @@ impl Traffic {
         }
     }
 
-    /// Waits until nothing is open, and nothing has begun for a moment.
+    /// Waits until nothing is open but overdue answers, for a connection that is told to end: what
+    /// begins a moment later or more does not count.
     pub(crate) async fn quiet(&self) {
-        loop {
-            while !self.state.lock().open.is_empty() {
+        for _ in 0..2 {
+            let num_begun = self.state.lock().next_id;
+            while self.is_open(num_begun) {
                 sleep(QUIET_POLL).await;
             }
-            let num_begun = self.state.lock().next_id;
             sleep(QUIET_TIME).await;
             if self.state.lock().next_id == num_begun {
                 return;
             }
         }
+    }
+
+    /// Whether any of the first requests is open, other than by an overdue answer.
+    fn is_open(&self, num_begun: u64) -> bool {
+        let now = Instant::now();
+        let state = self.state.lock();
+        let mut first = state.open.range(..num_begun);
+        first.any(|(_, until)| until.is_none_or(|until| until > now))
     }
 }
 
@@ -150,5 +159,24 @@ mod tests {
         quiet(4 * SECOND).await.unwrap_err();
         quiet(3 * SECOND).await.unwrap();
         ends_late.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn overdue_answers_and_what_begins_for_ever_anew_hold_no_end_up() {
+        let traffic = Traffic::new(2 * SECOND);
+        let unread = traffic.begin();
+        unread.answered(0);
+        let begins = tokio::spawn({
+            let traffic = Arc::clone(&traffic);
+            async move {
+                loop {
+                    let open = traffic.begin();
+                    sleep(QUIET_TIME / 2).await;
+                    drop(open);
+                }
+            }
+        });
+        timeout(9 * SECOND, traffic.quiet()).await.unwrap();
+        begins.abort();
     }
 }

@@ -8,7 +8,12 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::routing::get;
+use bytes::Bytes;
 use flowerbed_connection::{Limits, serve};
+use http::Request;
+use http_body_util::{BodyExt as _, Empty};
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
@@ -31,6 +36,8 @@ impl Server {
     async fn start(limits: Limits) -> Self {
         let router = Router::new()
             .route("/small", get(async || "small"))
+            .route("/some", get(async || vec![b'a'; 100_000]))
+            .route("/later", get(later))
             .route("/large", get(async || vec![b'a'; LARGE]))
             .route("/never", get(async || pending::<()>().await));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -57,6 +64,11 @@ impl Server {
         self.drain.send(()).unwrap();
         timeout(LONG, self.serving).await.map(Result::unwrap)
     }
+}
+
+async fn later() -> &'static str {
+    sleep(8 * MOMENT).await;
+    "later"
 }
 
 fn ask(path: &str) -> String {
@@ -127,6 +139,31 @@ async fn a_client_that_says_nothing_or_reads_nothing_is_let_go() {
     settings.extend(b"\0\0\x0d\x01\x05\0\0\0\x01\x82\x86\x04\x06/small\x41\x01a"); // GET /small
     let mut closed = server.client(settings).await;
     assert!(is_closed(&mut closed).await);
+}
+
+#[tokio::test]
+async fn an_answer_that_is_left_unread_takes_no_other_of_its_connection_along() {
+    let limits = Limits {
+        unread: MOMENT,
+        ..Limits::default()
+    };
+    let server = Server::start(limits).await;
+    let stream = TcpStream::connect(server.address).await.unwrap();
+    let (mut client, connection) = http2::Builder::new(TokioExecutor::new())
+        .initial_stream_window_size(1_024)
+        .handshake(TokioIo::new(stream))
+        .await
+        .unwrap();
+    let connection = tokio::spawn(connection);
+    let get = |path: &str| {
+        let request = Request::get(format!("http://test{path}"));
+        request.body(Empty::<Bytes>::new()).unwrap()
+    };
+    let _unread = client.send_request(get("/some")).await.unwrap();
+    let later = client.send_request(get("/later")).await.unwrap();
+    let later = later.into_body().collect().await.unwrap();
+    assert_eq!(later.to_bytes(), "later");
+    let _ = timeout(LONG, connection).await.unwrap();
 }
 
 #[tokio::test]
