@@ -7,6 +7,7 @@
 mod answer;
 mod begun;
 mod limits;
+mod moving;
 mod serve;
 mod traffic;
 

@@ -21,8 +21,8 @@ pub struct Limits {
     pub first_byte: Duration,
     /// HTTP/1: to the end of a request's head, idle time before it included.
     pub head: Duration,
-    /// Nothing came for so long. Who waits for an answer sends nothing either.
-    pub read: Duration,
+    /// Nothing came and nothing could be sent for so long. Who waits for an answer sends nothing.
+    pub still: Duration,
     /// Nothing could be sent for so long.
     pub write: Duration,
     /// An answer was not read to its end for so long, and the time of its bytes at a slow rate.
@@ -39,7 +39,7 @@ impl Default for Limits {
             max_connections: 1_024,
             first_byte: Duration::from_secs(10),
             head: Duration::from_secs(90),
-            read: Duration::from_secs(120),
+            still: Duration::from_secs(120),
             write: Duration::from_secs(30),
             unread: Duration::from_secs(60),
             max_streams: MAX_STREAMS,

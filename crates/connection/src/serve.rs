@@ -18,6 +18,7 @@ use tokio_io_timeout::TimeoutStream;
 use crate::answer::Counted;
 use crate::begun::Begun;
 use crate::limits::Limits;
+use crate::moving::Moving;
 use crate::traffic::Traffic;
 
 /// After a failed accept: out of file descriptors, say.
@@ -91,7 +92,7 @@ impl Connections {
     ) {
         let Limits {
             first_byte,
-            read,
+            still,
             write,
             unread,
             ..
@@ -108,8 +109,8 @@ impl Connections {
                 return;
             };
             let mut stream = TimeoutStream::new(stream);
-            stream.set_read_timeout(Some(read));
             stream.set_write_timeout(Some(write));
+            let stream = Moving::new(Box::pin(stream), still);
             let service = Counted {
                 router,
                 traffic: Traffic::new(unread),
@@ -121,13 +122,13 @@ impl Connections {
 
 /// Serves one connection to its end.
 async fn run(
-    stream: impl AsyncRead + AsyncWrite + Send + 'static,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     http: &Builder<TokioExecutor>,
     service: Counted,
     mut is_draining: watch::Receiver<bool>,
 ) {
     let traffic = Arc::clone(&service.traffic);
-    let mut connection = pin!(http.serve_connection(TokioIo::new(Box::pin(stream)), service));
+    let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
     let overdue = async {
         traffic.overdue().await;
         tracing::debug!("a client does not read its answer; closing its connection");

@@ -18,7 +18,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 const LONG: Duration = Duration::from_secs(10);
 const MOMENT: Duration = Duration::from_millis(200);
@@ -139,6 +139,24 @@ async fn a_client_that_says_nothing_or_reads_nothing_is_let_go() {
     settings.extend(b"\0\0\x0d\x01\x05\0\0\0\x01\x82\x86\x04\x06/small\x41\x01a"); // GET /small
     let mut closed = server.client(settings).await;
     assert!(is_closed(&mut closed).await);
+}
+
+#[tokio::test]
+async fn an_answer_that_is_read_slowly_is_sent_to_its_end() {
+    let limits = Limits {
+        still: 5 * MOMENT,
+        unread: MOMENT,
+        ..Limits::default()
+    };
+    let server = Server::start(limits).await;
+    let mut slow = server.client(ask("/large")).await;
+    let mut part = vec![0; LARGE / 64];
+    let start = Instant::now();
+    for _ in 0..64 {
+        sleep(MOMENT / 4).await;
+        slow.read_exact(&mut part).await.unwrap();
+    }
+    assert!(start.elapsed() > 2 * limits.still);
 }
 
 #[tokio::test]

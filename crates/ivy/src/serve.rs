@@ -11,10 +11,10 @@ use crate::shutdown::Phases;
 
 /// To the first byte: longer than clients open connections ahead.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Nothing came for so long.
-const READ_TIMEOUT: Duration = Duration::from_secs(120);
+/// Nothing came and nothing could be sent for so long.
+const STILL_TIMEOUT: Duration = Duration::from_secs(120);
 /// It is longer by so much than any request may take: who waits for an answer sends nothing either.
-const READ_SLACK: Duration = Duration::from_secs(60);
+const STILL_SLACK: Duration = Duration::from_secs(60);
 /// Below the usual limit of open files.
 pub(crate) const MAX_CONNECTIONS: usize = 8_192;
 
@@ -38,7 +38,7 @@ pub(crate) async fn serve(
     let limits = Limits {
         max_connections: MAX_CONNECTIONS,
         first_byte: FIRST_BYTE_TIMEOUT,
-        read: READ_TIMEOUT.max(timeouts.request.saturating_add(READ_SLACK)),
+        still: STILL_TIMEOUT.max(timeouts.request.saturating_add(STILL_SLACK)),
         ..Limits::default()
     };
     let serving = flowerbed_connection::serve(listener, limits, router, phases.draining());
