@@ -29,6 +29,9 @@ pub struct Limits {
     pub unread: Duration,
     /// HTTP/2: calls of one connection at once.
     pub max_streams: u32,
+    /// HTTP/2: calls that were given up before they were looked at; one more ends the connection, and
+    /// all its calls. `None` for h2's, which is 20.
+    pub max_given_up: Option<usize>,
     /// HTTP/2: bytes that a client may send ahead on a stream and on a connection; `None` for hyper's.
     pub windows: Option<(u32, u32)>,
 }
@@ -43,6 +46,7 @@ impl Default for Limits {
             write: Duration::from_secs(30),
             unread: Duration::from_secs(60),
             max_streams: MAX_STREAMS,
+            max_given_up: None,
             windows: None,
         }
     }
@@ -60,7 +64,8 @@ impl Limits {
             .http2()
             .timer(TokioTimer::new())
             .keep_alive_interval(PING_INTERVAL)
-            .max_concurrent_streams(self.max_streams);
+            .max_concurrent_streams(self.max_streams)
+            .max_pending_accept_reset_streams(self.max_given_up);
         if let Some((stream, connection)) = self.windows {
             builder
                 .http2()

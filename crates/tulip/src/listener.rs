@@ -51,6 +51,8 @@ impl Listener {
     pub(crate) async fn serve(self, router: Router, draining: impl Future<Output = ()>) {
         let limits = Limits {
             max_streams: MAX_STREAMS,
+            // A gateway calls for many clients, who may hang up together while this process waits for a core.
+            max_given_up: Some(MAX_STREAMS as usize),
             windows: Some((limits::STREAM_WINDOW_BYTES, limits::CONNECTION_WINDOW_BYTES)),
             ..Limits::default()
         };
