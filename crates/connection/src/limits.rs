@@ -19,7 +19,8 @@ pub struct Limits {
     pub max_connections: usize,
     /// To its first byte.
     pub first_byte: Duration,
-    /// HTTP/1: to the end of a request's head, idle time before it included.
+    /// HTTP/1: to the end of a request's head, idle time before it included. Clients must tire first,
+    /// lest they send into a connection that is being closed; Go's and Traefik's do after 90 s.
     pub head: Duration,
     /// Nothing came and nothing could be sent for so long. Who waits for an answer sends nothing.
     pub still: Duration,
@@ -41,7 +42,7 @@ impl Default for Limits {
         Self {
             max_connections: 1_024,
             first_byte: Duration::from_secs(10),
-            head: Duration::from_secs(90),
+            head: Duration::from_secs(100),
             still: Duration::from_secs(120),
             write: Duration::from_secs(30),
             unread: Duration::from_secs(60),

@@ -184,6 +184,19 @@ async fn an_answer_that_is_left_unread_takes_no_other_of_its_connection_along() 
     let _ = timeout(LONG, connection).await.unwrap();
 }
 
+#[tokio::test(start_paused = true)]
+async fn an_idle_connection_is_kept_for_longer_than_clients_keep_theirs() {
+    let server = Server::start(Limits::default()).await;
+    let mut client = server.client(ask("/small")).await;
+    let start = Instant::now();
+    client.read_to_end(&mut Vec::new()).await.unwrap();
+    assert!(
+        start.elapsed() > Duration::from_secs(90),
+        "{:?}",
+        start.elapsed()
+    );
+}
+
 #[tokio::test]
 async fn further_connections_wait_for_a_place() {
     let limits = Limits {
