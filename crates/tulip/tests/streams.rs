@@ -181,6 +181,27 @@ async fn a_query_is_answered_while_a_longer_step_is_on_the_device() {
 }
 
 #[tokio::test]
+async fn a_query_that_is_held_back_runs_when_its_patience_ends_though_nothing_else_comes() {
+    let (worker, _gpu) = on_a_gpu(|_| {}, no_hang);
+    until_serving(&worker).await;
+    // The share of queries is used up by steps that are full.
+    for call in call(&worker, v1::Lane::Online, &[&[5; 32][..]; 40]).await {
+        call.await.unwrap().0.unwrap();
+    }
+    let mut bulk = call(&worker, v1::Lane::Bulk, &[&[SLOW; 32]]).await;
+    tokio::time::sleep(LONG / 5).await;
+    let mut query = call(&worker, v1::Lane::Online, &[&[4; 3]]).await;
+    let (answer, answered) = query.remove(0).await.unwrap();
+    let stats = answer.unwrap().stats.unwrap();
+    assert!(stats.queue_us >= 2_000, "{stats:?}");
+    assert!(
+        answered < bulk.remove(0).await.unwrap().1,
+        "beside the step"
+    );
+    worker.stop().await;
+}
+
+#[tokio::test]
 async fn two_steps_are_in_flight_on_a_stream_and_the_time_of_none_counts_twice() {
     let (worker, gpu) = on_a_gpu(|_| {}, no_hang);
     until_serving(&worker).await;
