@@ -39,16 +39,15 @@ impl Awake {
             return;
         }
         let now = micros(self.origin.elapsed());
-        let until = self.until.swap(now + self.period, Ordering::Relaxed);
-        if until <= now {
-            self.touched.notify_one();
-        }
+        self.until.store(now + self.period, Ordering::Release);
+        // Also where it seems awake: it may be falling asleep just now.
+        self.touched.notify_one();
     }
 
     /// Whether a query came within the period.
     #[must_use]
     pub fn is_awake(&self) -> bool {
-        self.period > 0 && micros(self.origin.elapsed()) < self.until.load(Ordering::Relaxed)
+        self.period > 0 && micros(self.origin.elapsed()) < self.until.load(Ordering::Acquire)
     }
 
     /// Keeps the runtime of this task awake; never ends.
