@@ -14,6 +14,7 @@ import pytest
 def test_rows_tell_what_was_measured_and_where() -> None:
     command = [sys.executable, "-m", "flowerbed", "bench", "engine", "--device", "cpu"]
     command += ["--suite", "latency", "--budget", "128", "--label", "abc123", "--no-reference"]
+    command += ["--suite", "scoring"]  # of texts of 512 tokens, which the model does not take
     outcome = subprocess.run(command, capture_output=True, text=True, timeout=110, check=True)
     rows = [json.loads(line) for line in outcome.stdout.splitlines()]
     assert [(row["num_seqs"], row["seq_len"]) for row in rows] == [(1, 32), (1, 128)]
@@ -26,6 +27,7 @@ def test_rows_tell_what_was_measured_and_where() -> None:
         assert 0 < row["p50_ms"] <= row["p99_ms"]
         assert row["emb_per_s"] * row["p50_ms"] == pytest.approx(1_000, rel=0.01)
         assert row["min_cosine"] is None
+    assert "scoring: its texts are longer than the model's 256 tokens" in outcome.stderr
 
 
 def test_curves_go_over_tokens_and_over_sequences() -> None:

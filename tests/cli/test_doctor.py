@@ -40,7 +40,7 @@ def test_the_text_for_people_ends_with_the_verdict(run_doctor):
     outcome = run_doctor("--device", "cpu")
     assert outcome.code == 0
     assert outcome.out.endswith("serving would work\n")
-    assert "pip install 'flowerbed[ray]'" in outcome.out
+    assert "pip install 'flowerbed[cuda]'" in outcome.out
 
 
 def test_an_extra_that_is_missing_is_told_with_its_command(examine, monkeypatch):

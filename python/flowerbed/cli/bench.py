@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from dataclasses import asdict
 from enum import StrEnum
@@ -18,6 +19,7 @@ if TYPE_CHECKING:  # loads torch
     from flowerbed.bench import Row
     from flowerbed.rose.engine import Engine
 
+log = logging.getLogger(__name__)
 app = typer.Typer(name="bench", help="Measure this machine.", no_args_is_help=True)
 
 
@@ -94,7 +96,12 @@ def engine(
                 rows = bench.throughput(measured, [*lengths, 0], budget, max_batch_sequences)
             else:
                 seconds = bench.CURVE_S if suite is Suite.CURVE else bench.LATENCY_S
-                rows = bench.latency(measured, shapes[suite], budget, suite, seconds)
+                fitting = [shape for shape in shapes[suite] if shape[1] <= longest]
+                if not fitting:
+                    log.warning(
+                        "%s: its texts are longer than the model's %d tokens", suite, longest
+                    )
+                rows = bench.latency(measured, fitting, budget, suite, seconds)
             for row in rows:
                 _print(row, shared)
 
