@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from graph_modes import MAX_PADDING, MAX_WAIT_MS, MIN_REPLAYS
-from readme_table import RESULTS, ROOT, Row, line, newest, replaced, table_head
+from readme_table import RESULTS, ROOT, Row, line, newest, replaced, table_head, update
 
 FACTS = ROOT / "docs" / "measured-facts.md"
 
@@ -103,18 +103,12 @@ def main() -> None:
     parser.add_argument("--facts", type=Path, default=FACTS)
     options = parser.parse_args()
     rows = [json.loads(text) for text in options.results.read_text(encoding="utf-8").splitlines()]
-    facts = wanted = options.facts.read_text(encoding="utf-8")
+    wanted = options.facts.read_text(encoding="utf-8")
     for benchmark in TABLES:
         begin = f"<!-- {benchmark}: made by benchmarks/facts_tables.py -->"
         end = f"<!-- end of {benchmark} -->"
         wanted = replaced(wanted, block(benchmark, rows, begin, end), begin, end)
-    if options.check and wanted != facts:
-        raise SystemExit(
-            f"error: {options.facts} is not what {options.results.name} says: run "
-            "benchmarks/facts_tables.py"
-        )
-    if wanted != facts:
-        options.facts.write_text(wanted, encoding="utf-8")
+    update(options.facts, wanted, by=Path(__file__).name, is_check=options.check)
 
 
 if __name__ == "__main__":

@@ -149,6 +149,15 @@ def replaced(text: str, figures: str, begin: str = BEGIN, end: str = END) -> str
     return before + figures + after
 
 
+def update(path: Path, wanted: str, *, by: str, is_check: bool) -> None:
+    """Writes the file, or ends with an error if it is another one; `by`: the program that makes it."""
+    if wanted == path.read_text(encoding="utf-8"):
+        return
+    if is_check:
+        raise SystemExit(f"error: {path} is not what the results say: run benchmarks/{by}")
+    path.write_text(wanted, encoding="utf-8")
+
+
 def main() -> None:
     """Writes, or checks."""
     parser = argparse.ArgumentParser(description="Write README's figures from results/h200.jsonl.")
@@ -157,15 +166,8 @@ def main() -> None:
     parser.add_argument("--readme", type=Path, default=README)
     options = parser.parse_args()
     rows = [json.loads(text) for text in options.results.read_text(encoding="utf-8").splitlines()]
-    readme = options.readme.read_text(encoding="utf-8")
-    wanted = replaced(readme, block(rows))
-    if options.check and wanted != readme:
-        raise SystemExit(
-            f"error: {options.readme} is not what {options.results.name} says: run "
-            "benchmarks/readme_table.py"
-        )
-    if wanted != readme:
-        options.readme.write_text(wanted, encoding="utf-8")
+    wanted = replaced(options.readme.read_text(encoding="utf-8"), block(rows))
+    update(options.readme, wanted, by=Path(__file__).name, is_check=options.check)
 
 
 if __name__ == "__main__":
