@@ -22,9 +22,10 @@ from flowerbed.rose.kernels import (
     rope,
     scaled_rows,
 )
+from flowerbed.rose.kernels.short_sequences import MAX_SHORT_SEQLEN, attend_short_sequences
 
 EPS = 1e-6
-VOCABULARY, NUM_POSITIONS, TEXT_TOKENS = 151_936, 512, 128
+VOCABULARY, NUM_POSITIONS, TEXT_TOKENS, SHORT_TEXT_TOKENS = 151_936, 512, 128, 50
 DTYPE = torch.bfloat16
 Tensors = tuple[Tensor, ...]
 
@@ -58,6 +59,7 @@ def all_cases() -> list[Case]:
         *(_add_layer_norm(hidden) for hidden in hiddens),
         _rope(heads),
         _qk_norm_rope(heads),
+        *(_short_sequences(one) for one in (heads, (12, 12, 64))),
         *(_swiglu(width) for width in (3072, 4864)),
         *(_bias_gelu(width, "none") for width in (1536, 3072, 4096)),
         _bias_gelu(3072, "tanh"),
@@ -71,6 +73,7 @@ def all_cases() -> list[Case]:
         _token_places(),
         *(_pool(1024, mode) for mode in ("mean", "cls", "max")),
         _pool(1024, "mean", one_text=True),
+        _pool(1024, "mean", max_length=MAX_SHORT_SEQLEN),
         _pack(1024),
         _pack_tanh(1024),
     ]
@@ -165,6 +168,36 @@ def _qk_norm_rope(heads: tuple[int, int, int]) -> Case:
         lambda qkv, places, cos, sin, q_weight, k_weight: rope.qk_norm_rope_(
             qkv, places, cos, sin, q_weight, k_weight, EPS, *heads[:2]
         ),
+    )
+
+
+def _short_sequences(heads: tuple[int, int, int]) -> Case:
+    num_heads, num_kv_heads, head_dim = heads
+    parts = (num_heads, num_kv_heads, num_kv_heads)
+    width = sum(parts) * head_dim
+
+    def call(qkv: Tensor, cu_seqlens: Tensor) -> Tensor:
+        query, key, value = qkv.view(len(qkv), -1, head_dim).split(parts, dim=1)
+        return attend_short_sequences(
+            query,
+            key,
+            value,
+            cu_seqlens,
+            max_seqlen=MAX_SHORT_SEQLEN,
+            causal=False,
+            window=None,
+        )
+
+    def inputs(num_tokens: int) -> Tensors:
+        ends = _cu_seqlens(num_tokens, SHORT_TEXT_TOKENS)
+        return _random(num_tokens, width), torch.cat([ends, ends[-1:]])  # without padding
+
+    return Case(
+        "attend_short_sequences",
+        "/".join(map(str, heads)),
+        inputs,
+        call,
+        _row_bytes(width + num_heads * head_dim),
     )
 
 
@@ -290,9 +323,9 @@ def _embed_layer_norm(hidden: int) -> Case:
     )
 
 
-def _cu_seqlens(num_tokens: int) -> Tensor:
-    """Texts of 128 tokens; one shorter, if there are fewer."""
-    ends = range(TEXT_TOKENS, num_tokens, TEXT_TOKENS)
+def _cu_seqlens(num_tokens: int, length: int = TEXT_TOKENS) -> Tensor:
+    """Texts of so many tokens, the last one shorter if there are fewer."""
+    ends = range(length, num_tokens, length)
     return torch.tensor([0, *ends, num_tokens], dtype=torch.int32)
 
 
@@ -313,10 +346,10 @@ def _token_places() -> Case:
     )
 
 
-def _pool(hidden: int, mode: str, *, one_text: bool = False) -> Case:
+def _pool(hidden: int, mode: str, *, one_text: bool = False, max_length: int | None = None) -> Case:
     def texts(num_tokens: int) -> Tensor:
         ends = torch.tensor([0, num_tokens], dtype=torch.int32)
-        return ends if one_text else _cu_seqlens(num_tokens)
+        return ends if one_text else _cu_seqlens(num_tokens, max_length or TEXT_TOKENS)
 
     def inputs(num_tokens: int) -> Tensors:
         cu_seqlens = texts(num_tokens)
@@ -329,11 +362,11 @@ def _pool(hidden: int, mode: str, *, one_text: bool = False) -> Case:
         return (tokens * DTYPE.itemsize + num_texts * 4) * hidden
 
     return Case(
-        f"pool_segments {mode}{', one text' if one_text else ''}",
+        f"pool_segments {mode}{', one text' if one_text else ', short' if max_length else ''}",
         str(hidden),
         inputs,
         lambda hidden, segments, cu_seqlens: pooling.pool_segments(
-            hidden, segments, cu_seqlens, (mode,)
+            hidden, segments, cu_seqlens, (mode,), max_length
         ),
         num_bytes,
     )

@@ -79,6 +79,17 @@ def test_long_segments_are_split_and_give_the_same(device):
     check(hidden, segments, cu_seqlens, MODES, device)
 
 
+@pytest.mark.parametrize("lengths", [[3, 64, 1, 50], [3, 3000, 1, 1093]])
+def test_a_bound_on_lengths_chooses_the_kernel_and_changes_no_row(lengths, device):
+    from flowerbed.rose.kernels import triton_pooling
+
+    hidden, segments, cu_seqlens = step(lengths, 40)
+    expected = pool_segments(hidden, segments, cu_seqlens, MODES, 64)
+    places = segments.to(device), cu_seqlens.to(device), MODES
+    found = triton_pooling.pool_segments(hidden.to(device), *places, 64)
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=2e-6)
+
+
 @pytest.mark.parametrize(
     ("num_tokens", "num_rows", "expected"),
     [(64, 16, 1), (2047, 1, 1), (4096, 16, 4), (32768, 64, 16), (32768, 2048, 1)],

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from flowerbed.config import GraphCapture
-from flowerbed.rose.graphs import GraphCache, GraphKey, Grid, token_buckets
+from flowerbed.rose.graphs import GraphCache, GraphKey, make_grid, token_buckets
 
 MEGABYTE = 1 << 20
 
@@ -21,11 +21,17 @@ class FakeGraph:
 
 
 class Fixture:
-    def __init__(self, when: GraphCapture, *, is_tight: bool = False, limit: int = 1 << 40) -> None:
+    def __init__(
+        self,
+        when: GraphCapture,
+        *,
+        is_tight: bool = False,
+        limit: int = 1 << 40,
+    ) -> None:
         self.captured: list[GraphKey] = []
         self.fails_at: GraphKey | None = None
         self.cache = GraphCache(
-            Grid(token_buckets(2_048), (16, 64), is_bound_tight=is_tight),
+            make_grid(2_048, is_bound_tight=is_tight),
             when=when,
             memory_limit=limit,
             capture=self.capture,
@@ -38,7 +44,7 @@ class Fixture:
         return FakeGraph()
 
     def run(
-        self, num_tokens: int, num_slots: int = 1, max_seqlen: int = 64
+        self, num_tokens: int, num_slots: int = 1, max_seqlen: int = 65
     ) -> tuple[GraphKey, str]:
         wanted = self.cache.key(num_tokens, num_slots, max_seqlen)
         assert wanted is not None
@@ -64,18 +70,60 @@ def test_buckets_grow_coarser_and_reach_the_largest_step() -> None:
         (64, 65, None),
     ],
 )
-def test_the_smallest_key_that_holds_a_step(
+def test_the_key_that_holds_a_step_with_the_least_padding(
     num_tokens: int, num_slots: int, key: GraphKey | None
 ) -> None:
-    assert Fixture(GraphCapture.START).cache.key(num_tokens, num_slots, 1) == key
+    assert Fixture(GraphCapture.START).cache.key(num_tokens, num_slots, 65) == key
 
 
-def test_at_start_the_whole_grid_is_captured_the_largest_first() -> None:
+@pytest.mark.parametrize(
+    ("num_tokens", "num_slots", "longest", "key"),
+    [
+        (1_100, 40, 64, GraphKey(1_280, 64, 64)),
+        (1_100, 40, 65, GraphKey(1_280, 64, 1_280)),
+        (1_100, 64, 18, GraphKey(1_280, 64, 64)),
+        (1_100, 65, 18, None),
+        (960, 64, 15, GraphKey(960, 64, 960)),  # too few tokens for a graph of their own
+    ],
+)
+def test_steps_of_short_sequences_have_keys_of_their_own(
+    num_tokens: int, num_slots: int, longest: int, key: GraphKey | None
+) -> None:
+    cache = Fixture(GraphCapture.START).cache
+    assert cache.key(num_tokens, num_slots, longest) == key
+
+
+def test_lazily_a_graph_for_any_lengths_serves_short_sequences() -> None:
+    fixture = Fixture(GraphCapture.LAZY)
+    for _ in range(2):
+        fixture.run(1_280, 64, 500)
+    assert fixture.run(1_200, 60, 30) == (GraphKey(1_280, 64, 1_280), "replay")
+    assert fixture.run(1_200, 60, 30) == (GraphKey(1_280, 64, 64), "capture")
+
+
+def test_a_tight_bound_knows_no_short_sequences() -> None:
+    cache = Fixture(GraphCapture.LAZY, is_tight=True).cache
+    assert cache.key(1_100, 64, 18) == GraphKey(1_280, 64, 256)  # 180 tokens of padding
+
+
+def test_at_start_the_whole_grid_is_captured_the_largest_of_each_class_first() -> None:
     fixture = Fixture(GraphCapture.START)
     fixture.cache.capture_all()
-    assert len(fixture.captured) == len(fixture.cache) == 2 * len(token_buckets(2_048))
-    assert fixture.captured[0] == GraphKey(2_048, 64, 2_048)
+    sizes = list(reversed(token_buckets(2_048)))
+    keys = [GraphKey(size, slots, size) for slots in (16, 64) for size in sizes]
+    short = [GraphKey(size, 64, 64) for size in (2_048, 1_792, 1_536, 1_280, 1_024)]
+    assert fixture.captured == keys + short
+    assert len(fixture.cache) == len(fixture.captured)
     assert fixture.run(700, 3) == (GraphKey(704, 16, 704), "replay")
+
+
+def test_short_sequences_have_graphs_as_large_as_they_can_fill() -> None:
+    keys = make_grid(16_384, is_bound_tight=False).all_keys()
+    sizes = [key.num_tokens for key in keys if key.max_seqlen == 64 < key.num_tokens]
+    assert (sizes[0], sizes[-1]) == (4_096, 1_024)
+    assert not [
+        k for k in make_grid(960, is_bound_tight=False).all_keys() if k.max_seqlen < k.num_tokens
+    ]
 
 
 def test_lazily_the_first_step_is_eager_the_second_captured_the_third_replayed() -> None:

@@ -81,6 +81,24 @@ def test_every_bucket_border_equals_eager(
     assert modes == ({"replay"} if when is GraphCapture.START else {"eager", "capture", "replay"})
 
 
+def test_steps_of_short_sequences_equal_the_same_beside_a_long_one(
+    folder: ModelFolder, eager: Engine
+) -> None:
+    engine = captured(folder, GraphCapture.START)
+    rng = np.random.default_rng(7)
+    for count in (40, 52, 64):
+        lengths = [1, 63, 64, *rng.integers(1, 2_000 // count + 1, count - 3)]
+        ids = [rng.integers(5, VOCAB_ROWS, length).tolist() for length in lengths]
+        long = rng.integers(5, VOCAB_ROWS, 200).tolist()
+        row = RowFormat(128, normalize=False)
+        short, both = PackedBatch.build(ids, row), PackedBatch.build([*ids, long], row)
+        expected = rows(eager.step(both), both)[:count]
+        result = engine.step(short)
+        assert result.mode == "replay"
+        assert lowest_cosine(rows(result, short), expected) >= 0.9999
+        assert lowest_cosine(rows(eager.step(short), short), expected) >= 0.9999
+
+
 def test_two_streams_with_two_steps_each_keep_their_rows_apart(
     folder: ModelFolder, eager: Engine
 ) -> None:

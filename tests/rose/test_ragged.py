@@ -16,6 +16,7 @@ from fake_device import FakeDevice, read_on_the_device
 from flowerbed.config import GraphCapture
 from flowerbed.folder import read_folder
 from flowerbed.hub import resolve
+from flowerbed.rose import graphs
 from flowerbed.rose.engine import Engine
 from flowerbed.rose.forward import RaggedModel
 from flowerbed.rose.graphs import StepSizes
@@ -71,6 +72,10 @@ def batch_of(
 
 def rows(result: NDArray[np.uint8], batch: PackedBatch) -> NDArray[np.float32]:
     assert not result[batch.num_result_bytes :].any()  # every status is good
+    return values(result, batch)
+
+
+def values(result: NDArray[np.uint8], batch: PackedBatch) -> NDArray[np.float32]:
     return result[: batch.num_result_bytes].view(np.float32).reshape(batch.num_rows, -1)
 
 
@@ -190,6 +195,28 @@ def test_steps_that_fit_no_graph_are_right_all_the_same(
         assert result.mode == "eager"
         np.testing.assert_allclose(
             rows(result.numpy(), batch), rows(plain.step(batch).numpy(), batch), atol=2e-6
+        )
+
+
+@pytest.mark.parametrize("when", [GraphCapture.START, GraphCapture.OFF])
+def test_steps_of_short_sequences_need_no_long_kernel(
+    plain: Engine, runner: RaggedRunner, monkeypatch: pytest.MonkeyPatch, when: GraphCapture
+) -> None:
+    monkeypatch.setattr(graphs, "MIN_SHORT_TOKENS", 128)
+    monkeypatch.setattr(graphs, "BUCKET_STEPS", ((64, 64), (1 << 20, 256)))
+    capture(runner, when, 576)
+    monkeypatch.setattr(flash_attention, "flash_attention", None)
+    for lengths in ([64, 1, 63, 0, 5], [6] * 64, [40, 64, 2, 50]):
+        batch = batch_of(lengths)
+        with torch.inference_mode():
+            result = runner.step(batch)
+        is_captured = when is GraphCapture.START
+        assert result.mode == ("replay" if is_captured else "eager")
+        assert (result.padding_tokens > 64) == is_captured
+        statuses = result.numpy()[batch.num_result_bytes :]
+        assert [bool(status) for status in statuses] == [length == 0 for length in lengths]
+        np.testing.assert_allclose(
+            values(result.numpy(), batch), values(plain.step(batch).numpy(), batch), atol=2e-6
         )
 
 

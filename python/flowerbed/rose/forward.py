@@ -39,7 +39,7 @@ class RaggedModel:
         Args:
             inputs: On the device.
             head: What to compute.
-            max_seqlen: No sequence is longer.
+            max_seqlen: No sequence is longer; see `AttentionPlan`.
             result: [num_bytes] uint8, where rows and statuses go.
             on_host: Of a backend that plans steps on the host; such a step cannot be captured.
         """
@@ -47,6 +47,7 @@ class RaggedModel:
         positions, token_types = token_places(inputs.cu_seqlens, inputs.pair_starts, num_tokens)
         plan = AttentionPlan(self.backend, inputs.padded_cu_seqlens, max_seqlen, on_host=on_host)
         hidden = self.encoder(inputs.ids, ForwardContext(positions, token_types, plan))
-        rows = self.heads[head](hidden, SegmentSpans(inputs.segments, inputs.cu_seqlens))
+        spans = SegmentSpans(inputs.segments, inputs.cu_seqlens, max_seqlen)
+        rows = self.heads[head](hidden, spans)
         quantizer = self.quantizer if head == EMBED_HEAD else None
         pack_rows_into(rows, inputs.formats, inputs.status_offset, result, quantizer)

@@ -10,16 +10,19 @@ import logging
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from flowerbed.config import GraphCapture
+from flowerbed.rose.kernels.short_sequences import MAX_SHORT_SEQLEN
 
 log = logging.getLogger(__name__)
 
 SLOT_CLASSES = (16, 64)
 """Sequences of a graph. With flash-attn-4 64 slots cost 1.5 µs a layer more than they need, 16 cost 0.1;
 256 cost 39 (one H200, docs/measured-facts.md)."""
+MIN_SHORT_TOKENS = 1_024
+"""Steps of short sequences have graphs of their own from here on; smaller ones would gain little."""
 BUCKET_STEPS = ((64, 32), (1_024, 64), (5_120, 256), (1 << 20, 1_024))
 """Token buckets: up to the first number in multiples of the second, then on to the next."""
 MAX_WASTE = 0.25
@@ -42,7 +45,7 @@ class GraphKey:
 
     num_tokens: int
     num_slots: int  # sequences, and rows
-    max_seqlen: int  # no sequence may be longer, the padding included
+    max_seqlen: int  # no sequence may be longer, the padding included unless they are short
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +58,76 @@ class StepSizes:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotClass:
+    """Keys of as many slots."""
+
+    num_slots: int
+    buckets: tuple[int, ...]  # token counts, ascending
+    is_short: bool = False  # whether all sequences are
+
+    def key(self, num_tokens: int, num_slots: int, max_seqlen: int) -> GraphKey | None:
+        """The smallest key that holds a step; None if none does."""
+        bucket = bisect_left(self.buckets, num_tokens)
+        if (
+            bucket == len(self.buckets)
+            or num_slots > self.num_slots
+            or (self.is_short and max_seqlen > MAX_SHORT_SEQLEN)
+        ):
+            return None
+        return self._key(self.buckets[bucket])
+
+    def all_keys(self) -> list[GraphKey]:
+        """The largest first."""
+        return [self._key(num_tokens) for num_tokens in reversed(self.buckets)]
+
+    def _key(self, num_tokens: int) -> GraphKey:
+        return GraphKey(
+            num_tokens, self.num_slots, MAX_SHORT_SEQLEN if self.is_short else num_tokens
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Grid:
     """All keys of a stream."""
 
-    buckets: tuple[int, ...]  # token counts, ascending
-    slot_classes: tuple[int, ...]  # sequence counts, ascending
+    classes: tuple[SlotClass, ...]
     is_bound_tight: bool
     """Whether the longest sequence is part of a key, as attention kernels want whose time grows with
-    the bound; else the bound is all tokens."""
+    the bound; else the bound is all tokens, or that of short sequences."""
+
+    @property
+    def largest(self) -> GraphKey:
+        """As many tokens, slots and tokens of a sequence as any key has."""
+        num_tokens = max(one.buckets[-1] for one in self.classes)
+        return GraphKey(num_tokens, max(one.num_slots for one in self.classes), num_tokens)
+
+    def all_keys(self) -> list[GraphKey]:
+        """Those of a class after those of another, the largest first; their bound is not tight."""
+        return [key for one in self.classes for key in one.all_keys()]
+
+    def key(self, num_tokens: int, num_slots: int, max_seqlen: int) -> GraphKey | None:
+        """The key that holds a step with the least padding; None if none does."""
+        found = [one.key(num_tokens, num_slots, max_seqlen) for one in self.classes]
+        key = min(
+            (key for key in found if key is not None),
+            key=lambda key: (key.num_tokens, key.max_seqlen, key.num_slots),
+            default=None,
+        )
+        if key is None or not self.is_bound_tight:
+            return key
+        longest = max(64, max_seqlen, key.num_tokens - num_tokens)  # the padding is a sequence, too
+        return replace(key, max_seqlen=min(key.num_tokens, 1 << (longest - 1).bit_length()))
+
+
+def make_grid(max_tokens: int, *, is_bound_tight: bool) -> Grid:
+    """The keys of steps of up to `max_tokens`."""
+    buckets = token_buckets(max_tokens)
+    classes = [SlotClass(num_slots, buckets) for num_slots in SLOT_CLASSES]
+    most = SLOT_CLASSES[-1] * MAX_SHORT_SEQLEN
+    short = tuple(size for size in buckets if MIN_SHORT_TOKENS <= size <= most)
+    if short and not is_bound_tight:
+        classes.append(SlotClass(SLOT_CLASSES[-1], short, is_short=True))
+    return Grid(tuple(classes), is_bound_tight=is_bound_tight)
 
 
 def token_buckets(max_tokens: int) -> tuple[int, ...]:
@@ -106,37 +171,25 @@ class GraphCache:
         return len(self._graphs)
 
     def key(self, num_tokens: int, num_slots: int, max_seqlen: int) -> GraphKey | None:
-        """The smallest key that holds a step; None if none does."""
-        bucket = bisect_left(self._grid.buckets, num_tokens)
-        slots = bisect_left(self._grid.slot_classes, num_slots)
-        if (
-            self._when is GraphCapture.OFF
-            or bucket == len(self._grid.buckets)
-            or slots == len(self._grid.slot_classes)
-        ):
+        """The key of a step; None if it is to run without a graph."""
+        if self._when is GraphCapture.OFF:
             return None
-        tokens = self._grid.buckets[bucket]
-        bound = tokens
-        if self._grid.is_bound_tight:
-            longest = max(64, max_seqlen, tokens - num_tokens)  # the padding is a sequence, too
-            bound = min(tokens, 1 << (longest - 1).bit_length())
-        return GraphKey(tokens, self._grid.slot_classes[slots], bound)
+        return self._grid.key(num_tokens, num_slots, max_seqlen)
 
     def capture_all(self) -> None:
         """Captures every key, the largest first, so that the smaller ones use its memory again."""
         if self._when is not GraphCapture.START or self._grid.is_bound_tight:
             return
-        for num_slots in reversed(self._grid.slot_classes):
-            for num_tokens in reversed(self._grid.buckets):
-                if self.num_bytes >= self._memory_limit:
-                    log.warning(
-                        "graphs of %d sizes fill their %d MB; the others run without: raise "
-                        "--graph-memory-mb or lower --saturation-batch-tokens",
-                        len(self._graphs),
-                        self._memory_limit >> 20,
-                    )
-                    return
-                self._add(GraphKey(num_tokens, num_slots, num_tokens))
+        for key in self._grid.all_keys():
+            if self.num_bytes >= self._memory_limit:
+                log.warning(
+                    "graphs of %d sizes fill their %d MB; the others run without: raise "
+                    "--graph-memory-mb or lower --saturation-batch-tokens",
+                    len(self._graphs),
+                    self._memory_limit >> 20,
+                )
+                return
+            self._add(key)
 
     def choose(self, wanted: GraphKey) -> tuple[GraphKey, Graph | None, str]:
         """How to run a step of `wanted`: the key to pad it to, its graph or None, and the mode's name."""

@@ -14,17 +14,11 @@ from torch import Tensor
 
 from flowerbed.config import GraphCapture
 from flowerbed.rose.forward import RaggedModel
-from flowerbed.rose.graphs import (
-    SLOT_CLASSES,
-    Graph,
-    GraphCache,
-    GraphKey,
-    Grid,
-    token_buckets,
-)
+from flowerbed.rose.graphs import Graph, GraphCache, GraphKey, make_grid
 from flowerbed.rose.host_plans import HostPlans
 from flowerbed.rose.inputs import Batch, Int32s
 from flowerbed.rose.kernels.attention import Backend, HostPlan
+from flowerbed.rose.kernels.short_sequences import MAX_SHORT_SEQLEN
 from flowerbed.rose.layers.pooled import EMBED_HEAD
 from flowerbed.rose.lazy import Event, LazyTensor
 from flowerbed.rose.staging import StagedInputs, StagingLayout
@@ -116,7 +110,7 @@ class Lane:
         self._result = Leading(torch.empty(0, dtype=torch.uint8, device=device.device))
         self._layouts: dict[GraphKey, tuple[StagingLayout, StagedInputs]] = {}
         self._graphs: GraphCache | None = None
-        self._built: set[tuple[int, int]] = set()  # sizes whose kernels were built
+        self._built: set[tuple[int, int, int]] = set()  # sizes whose kernels were built
         self._host_plans: HostPlans | None = None
         if model.backend is Backend.FLASHINFER:
             with device.on(self._stream):
@@ -169,9 +163,11 @@ class Lane:
         """
         if self._host_plans is not None:
             when = GraphCapture.OFF
-        buckets = token_buckets(max_tokens)
-        max_slots = SLOT_CLASSES[-1]
-        self._words = StagingLayout(buckets[-1], max_slots, max_slots).num_words
+        is_tight = self._model.backend is not Backend.FLASH_ATTN_4
+        grid = make_grid(max_tokens, is_bound_tight=is_tight)
+        largest = grid.largest
+        max_slots = largest.num_slots
+        self._words = StagingLayout(largest.num_tokens, max_slots, max_slots).num_words
         self._bytes = max_slots * (max_row_bytes + 1)
         device = self._device.device
         # Views of the buffers before, and the memory of graphs that go, which cannot be used again.
@@ -181,16 +177,14 @@ class Lane:
         self._inputs = Leading(torch.zeros(self._words, dtype=torch.int32, device=device))
         self._result = Leading(torch.empty(self._bytes, dtype=torch.uint8, device=device))
         self._slots = [self._new_slot(self._words, self._bytes) for _ in range(STEPS_IN_FLIGHT)]
-        is_tight = self._model.backend is not Backend.FLASH_ATTN_4
         self._graphs = GraphCache(
-            Grid(buckets, SLOT_CLASSES, is_bound_tight=is_tight),
+            grid,
             when=GraphCapture.LAZY if is_tight and when is GraphCapture.START else when,
             memory_limit=memory_limit,
             capture=self._capture_key,
         )
-        # The largest step, so that its memory is there before requests come.
-        largest = GraphKey(buckets[-1], SLOT_CLASSES[-1], buckets[-1])
         with self._device.on(self._stream):
+            # So that its memory is there before requests come.
             self._run_padding(largest)
         self._device.synchronize()
         self._graphs.capture_all()
@@ -199,7 +193,8 @@ class Lane:
     def _capture_key(self, key: GraphKey) -> Graph:
         _, inputs = self._layout(key)
         # Builds the kernels that it needs. Those of two large steps are the same.
-        kernels = min(key.num_tokens, ALIKE_TOKENS), key.num_slots
+        bound = min(key.max_seqlen, ALIKE_TOKENS)
+        kernels = min(key.num_tokens, ALIKE_TOKENS), key.num_slots, bound
         if kernels not in self._built:
             with self._device.on(self._stream):
                 self._run_padding(key)
@@ -222,7 +217,7 @@ class Lane:
         """A step of one sequence that fills all tokens; its rows are not written."""
         layout, inputs = self._layout(key)
         self._inputs(layout.num_words).zero_()
-        inputs.cu_seqlens[1:].fill_(min(key.num_tokens, self._model.max_seqlen))
+        inputs.cu_seqlens[1:].fill_(min(key.max_seqlen, self._model.max_seqlen))
         inputs.padded_cu_seqlens[-1:].fill_(key.num_tokens)
         with self._planned(layout, self._inputs(layout.num_words)) as on_host:
             self._model.forward(inputs, EMBED_HEAD, key.max_seqlen, self._all_results, on_host)
@@ -253,8 +248,10 @@ class Lane:
             words = slot.words(layout.num_words).to(device, non_blocking=True)
             inputs = layout.views(words)
             result = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+            is_short = batch.max_seqlen <= MAX_SHORT_SEQLEN
+            bound = MAX_SHORT_SEQLEN if is_short else layout.num_tokens
             with self._planned(layout, slot.words(layout.num_words)) as on_host:
-                self._model.forward(inputs, batch.head, layout.num_tokens, result, on_host)
+                self._model.forward(inputs, batch.head, bound, result, on_host)
             padding = layout.num_tokens - batch.num_tokens
             return self._take(slot, result, "eager", padding, is_reused=False)
 

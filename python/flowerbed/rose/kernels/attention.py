@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from flowerbed.rose.kernels.short_sequences import MAX_SHORT_SEQLEN, attend_short_sequences
+
 MAX_SHORT = 64
 """Rows of a step of one short sequence, which a CPU attends by products."""
 MIN_FLASH_CAPABILITY = (8, 0)
@@ -52,10 +54,15 @@ class AttentionPlan:
     """Where the sequences of a step lie, in the form that its backend reads."""
 
     backend: Backend
-    cu_seqlens: Tensor  # [num_slots + 1] int32; unused slots are empty and stand last
+    cu_seqlens: Tensor  # [num_slots + 1] int32; unused slots are empty; the last may be padding
     max_seqlen: int  # no sequence is longer; a bound that is too large is right and may be slower
     groups: tuple[LengthGroup, ...] = ()  # of SDPA: cover the real tokens from the first on
     on_host: HostPlan | None = None  # of FLASHINFER
+
+    @property
+    def is_short(self) -> bool:
+        """Whether sequences are so short that the padding, which is last, may be longer than the bound."""
+        return self.backend is Backend.FLASH_ATTN_4 and self.max_seqlen <= MAX_SHORT_SEQLEN
 
 
 def attention(
@@ -90,6 +97,16 @@ def attention(
         return _grouped(query, key, value, plan.groups, causal, window).to(dtype)
     if plan.on_host is not None and (causal or window is None):
         return plan.on_host.attend(query, key, value, causal=causal, window=window)
+    if plan.is_short:
+        return attend_short_sequences(
+            query,
+            key,
+            value,
+            plan.cu_seqlens,
+            max_seqlen=plan.max_seqlen,
+            causal=causal,
+            window=window,
+        )
     # Imported only where it is used: flash-attn-4 takes seconds.
     from flowerbed.rose.kernels.flash_attention import flash_attention
 

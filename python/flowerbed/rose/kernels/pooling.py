@@ -107,7 +107,11 @@ POOLERS: dict[str, Callable[[Tensor, SegmentTable], Tensor]] = {
 
 
 def pool_segments(
-    hidden: Tensor, segments: Tensor, cu_seqlens: Tensor, modes: tuple[str, ...]
+    hidden: Tensor,
+    segments: Tensor,
+    cu_seqlens: Tensor,
+    modes: tuple[str, ...],
+    max_length: int | None = None,
 ) -> Tensor:
     """`pool` by tables on the device, so that a CUDA graph may hold it.
 
@@ -117,6 +121,7 @@ def pool_segments(
             gives a zero row.
         cu_seqlens: [num_sequences + 1] int32, for the positions of weightedmean.
         modes: Keys of `POOLERS`.
+        max_length: What kernels are chosen for, tokens of the longest segment; None: all of the step.
 
     Returns:
         [num_segments, hidden * len(modes)] float32.
@@ -124,7 +129,7 @@ def pool_segments(
     if use_triton(hidden):
         from flowerbed.rose.kernels import triton_pooling
 
-        return triton_pooling.pool_segments(hidden, segments, cu_seqlens, modes)
+        return triton_pooling.pool_segments(hidden, segments, cu_seqlens, modes, max_length)
     starts, ends = segments.long().unbind(1)
     tokens = torch.arange(hidden.shape[0], device=hidden.device)
     is_inside = (tokens >= starts.unsqueeze(1)) & (tokens < ends.unsqueeze(1))

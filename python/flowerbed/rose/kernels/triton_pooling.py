@@ -16,6 +16,8 @@ from flowerbed.rose.kernels import CompileCase
 from flowerbed.rose.kernels.triton_positions import find_sequence, search_steps
 
 BLOCK_TOKENS = 128
+SHORT_BLOCK_TOKENS = 64
+"""Where no segment is longer."""
 BLOCK_COLUMNS = 64
 MERGE_COLUMNS = 128
 MAX_TOKEN_COLUMNS = 1024
@@ -255,14 +257,18 @@ def _merge_kernel(
     )
 
 
-def num_splits(num_tokens: int, num_rows: int) -> int:
+def num_splits(max_length: int, num_rows: int) -> int:
     """Programs that share a segment's tokens: 1, 2, 4, ... by the step's size alone."""
-    most = min(MAX_SPLITS, num_tokens // TOKENS_PER_SPLIT, MAX_SPLIT_ROWS // num_rows)
+    most = min(MAX_SPLITS, max_length // TOKENS_PER_SPLIT, MAX_SPLIT_ROWS // num_rows)
     return 1 << (max(most, 1).bit_length() - 1)
 
 
 def pool_segments(
-    hidden: Tensor, segments: Tensor, cu_seqlens: Tensor, modes: tuple[str, ...]
+    hidden: Tensor,
+    segments: Tensor,
+    cu_seqlens: Tensor,
+    modes: tuple[str, ...],
+    max_length: int | None = None,
 ) -> Tensor:
     """See `pooling.pool_segments`."""
     num_tokens, num_columns = hidden.shape
@@ -271,7 +277,9 @@ def pool_segments(
     if num_rows == 0:
         return out
     reads_all = any(mode not in ("cls", "lasttoken") for mode in modes)
-    splits = num_splits(num_tokens, num_rows) if reads_all else 1
+    longest = num_tokens if max_length is None else max_length
+    splits = num_splits(longest, num_rows) if reads_all else 1
+    is_short = longest <= SHORT_BLOCK_TOKENS
     partials = out if splits == 1 else out.new_empty(num_rows, splits, 3, num_columns)
     arguments = (
         hidden,
@@ -291,9 +299,9 @@ def pool_segments(
         "HAS_MAX": "max" in modes,
         "NUM_SPLITS": splits,
         "NUM_STEPS": search_steps(cu_seqlens.shape[0] - 1),
-        "BLOCK_T": BLOCK_TOKENS if reads_all else 1,
+        "BLOCK_T": (SHORT_BLOCK_TOKENS if is_short else BLOCK_TOKENS) if reads_all else 1,
     }
-    columns, num_warps = BLOCK_COLUMNS, 8
+    columns, num_warps = BLOCK_COLUMNS, 4 if is_short else 8
     if not reads_all:
         columns, num_warps = min(triton.next_power_of_2(num_columns), MAX_TOKEN_COLUMNS), 4
     grid = (num_rows, triton.cdiv(num_columns, columns), splits)

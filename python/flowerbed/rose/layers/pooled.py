@@ -24,6 +24,7 @@ class SegmentSpans:
 
     table: Tensor  # [num_rows, 2] int32, first token and the one after the last
     cu_seqlens: Tensor  # [num_slots + 1] int32
+    max_seqlen: int  # no sequence is longer
 
 
 Segments = SegmentTable | SegmentSpans
@@ -55,7 +56,9 @@ class EmbedHead:
         if isinstance(segments, SegmentTable):
             rows = pool(hidden, segments, self.modes)
         else:
-            rows = pool_segments(hidden, segments.table, segments.cu_seqlens, self.modes)
+            rows = pool_segments(
+                hidden, segments.table, segments.cu_seqlens, self.modes, segments.max_seqlen
+            )
         for step in self.steps:
             rows = step(rows)
         return rows
