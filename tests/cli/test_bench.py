@@ -45,6 +45,6 @@ def test_curves_go_over_tokens_and_over_sequences() -> None:
 def test_a_million_texts_take_hours_only_in_full_steps() -> None:
     from flowerbed import bench
 
-    row = bench.Row("throughput", 1, 32, 128, 1.0, 1.0, 1e6 / 3_600, 1.0, "eager")
+    row = bench.Row("throughput", 1, 32, 128, 1.0, 1.0, 1e6 / 3_600, 1.0, "eager", "normal")
     assert bench.hours_per_million(row) == pytest.approx(1.0)
     assert bench.hours_per_million(dataclasses.replace(row, suite="latency")) is None
