@@ -69,7 +69,8 @@ def latency(
         is_query = num_seqs == 1 and seq_len <= config.GPU_ONLINE_BATCH_TOKENS
         stream = engine.streams[0] if suite == "latency" and is_query else "normal"
         batches = [
-            replace(batch, stream=stream) for batch in _batches(engine, [seq_len] * num_seqs, budget)
+            replace(batch, stream=stream)
+            for batch in _batches(engine, [seq_len] * num_seqs, budget)
         ]
         for _ in range(NUM_WARM):
             _run(engine, batches)

@@ -40,7 +40,7 @@ waits 1.6 ms for such a step and 5 ms for a larger one (one H200, docs/measured-
 SPIN_MS = 20
 MIN_SPIN_CORES = 8
 """Workers on GPUs and their gateway stay awake after a query, if there are so many cores for each GPU."""
-MAX_BATCH_SEQUENCES = 64
+MAX_BATCH_SEQUENCES = 128
 GRAPH_MEMORY_MB = 4_096
 """What the CUDA graphs of one stream may take; about 10 MB each for a model of 28 layers."""
 STEP_TIMEOUT_S = 30.0

@@ -48,7 +48,7 @@ class Fixture:
     ) -> tuple[GraphKey, str]:
         wanted = self.cache.key(num_tokens, num_slots, max_seqlen)
         assert wanted is not None
-        key, _, mode = self.cache.choose(wanted)
+        key, _, mode = self.cache.choose(wanted, num_slots)
         return key, mode
 
 
@@ -67,7 +67,9 @@ def test_buckets_grow_coarser_and_reach_the_largest_step() -> None:
         (65, 17, GraphKey(128, 64, 128)),
         (1_025, 64, GraphKey(1_280, 64, 1_280)),
         (2_049, 1, None),
-        (64, 65, None),
+        (66, 65, GraphKey(256, 128, 256)),
+        (2_048, 128, GraphKey(2_048, 128, 2_048)),
+        (66, 129, None),
     ],
 )
 def test_the_key_that_holds_a_step_with_the_least_padding(
@@ -79,10 +81,10 @@ def test_the_key_that_holds_a_step_with_the_least_padding(
 @pytest.mark.parametrize(
     ("num_tokens", "num_slots", "longest", "key"),
     [
-        (1_100, 40, 64, GraphKey(1_280, 64, 64)),
+        (1_100, 40, 64, GraphKey(1_280, 128, 64)),
         (1_100, 40, 65, GraphKey(1_280, 64, 1_280)),
-        (1_100, 64, 18, GraphKey(1_280, 64, 64)),
-        (1_100, 65, 18, None),
+        (1_100, 128, 18, GraphKey(1_280, 128, 64)),
+        (1_100, 129, 18, None),
         (960, 64, 15, GraphKey(960, 64, 960)),  # too few tokens for a graph of their own
     ],
 )
@@ -98,7 +100,7 @@ def test_lazily_a_graph_for_any_lengths_serves_short_sequences() -> None:
     for _ in range(2):
         fixture.run(1_280, 64, 500)
     assert fixture.run(1_200, 60, 30) == (GraphKey(1_280, 64, 1_280), "replay")
-    assert fixture.run(1_200, 60, 30) == (GraphKey(1_280, 64, 64), "capture")
+    assert fixture.run(1_200, 60, 30) == (GraphKey(1_280, 128, 64), "capture")
 
 
 def test_a_tight_bound_knows_no_short_sequences() -> None:
@@ -111,8 +113,9 @@ def test_at_start_the_whole_grid_is_captured_the_largest_of_each_class_first() -
     fixture.cache.capture_all()
     sizes = list(reversed(token_buckets(2_048)))
     keys = [GraphKey(size, slots, size) for slots in (16, 64) for size in sizes]
-    short = [GraphKey(size, 64, 64) for size in (2_048, 1_792, 1_536, 1_280, 1_024)]
-    assert fixture.captured == keys + short
+    many = [GraphKey(size, 128, size) for size in sizes if size % 256 == 0]
+    short = [GraphKey(size, 128, 64) for size in (2_048, 1_792, 1_536, 1_280, 1_024)]
+    assert fixture.captured == keys + many + short
     assert len(fixture.cache) == len(fixture.captured)
     assert fixture.run(700, 3) == (GraphKey(704, 16, 704), "replay")
 
@@ -120,10 +123,16 @@ def test_at_start_the_whole_grid_is_captured_the_largest_of_each_class_first() -
 def test_short_sequences_have_graphs_as_large_as_they_can_fill() -> None:
     keys = make_grid(16_384, is_bound_tight=False).all_keys()
     sizes = [key.num_tokens for key in keys if key.max_seqlen == 64 < key.num_tokens]
-    assert (sizes[0], sizes[-1]) == (4_096, 1_024)
+    assert (sizes[0], sizes[-1]) == (8_192, 1_024)
     assert not [
         k for k in make_grid(960, is_bound_tight=False).all_keys() if k.max_seqlen < k.num_tokens
     ]
+
+
+def test_many_sequences_have_a_graph_at_every_size() -> None:
+    for most in (130, 700, 2_048, 6_000):
+        grid = make_grid(most, is_bound_tight=False)
+        assert all(grid.key(num_tokens, 128, 100) for num_tokens in range(128, most + 1))
 
 
 def test_lazily_the_first_step_is_eager_the_second_captured_the_third_replayed() -> None:

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 SLOT_CLASSES = (16, 64)
 """Sequences of a graph. With flash-attn-4 64 slots cost 1.5 µs a layer more than they need, 16 cost 0.1;
 256 cost 39 (one H200, docs/measured-facts.md)."""
+MANY_SLOTS, MANY_SLOTS_BUCKETS = 128, 256
+"""Sequences of the graphs for steps of many short texts, and that their token counts are multiples of it."""
 MIN_SHORT_TOKENS = 1_024
 """Steps of short sequences have graphs of their own from here on; smaller ones would gain little."""
 BUCKET_STEPS = ((64, 32), (1_024, 64), (5_120, 256), (1 << 20, 1_024))
@@ -123,10 +125,12 @@ def make_grid(max_tokens: int, *, is_bound_tight: bool) -> Grid:
     """The keys of steps of up to `max_tokens`."""
     buckets = token_buckets(max_tokens)
     classes = [SlotClass(num_slots, buckets) for num_slots in SLOT_CLASSES]
-    most = SLOT_CLASSES[-1] * MAX_SHORT_SEQLEN
+    coarse = [size for size in buckets[:-1] if size % MANY_SLOTS_BUCKETS == 0]
+    classes.append(SlotClass(MANY_SLOTS, (*coarse, buckets[-1])))
+    most = MANY_SLOTS * MAX_SHORT_SEQLEN
     short = tuple(size for size in buckets if MIN_SHORT_TOKENS <= size <= most)
     if short and not is_bound_tight:
-        classes.append(SlotClass(SLOT_CLASSES[-1], short, is_short=True))
+        classes.append(SlotClass(MANY_SLOTS, short, is_short=True))
     return Grid(tuple(classes), is_bound_tight=is_bound_tight)
 
 
@@ -191,8 +195,8 @@ class GraphCache:
                 return
             self._add(key)
 
-    def choose(self, wanted: GraphKey) -> tuple[GraphKey, Graph | None, str]:
-        """How to run a step of `wanted`: the key to pad it to, its graph or None, and the mode's name."""
+    def choose(self, wanted: GraphKey, num_slots: int) -> tuple[GraphKey, Graph | None, str]:
+        """How to run a step of `num_slots`: the key to pad it to, its graph or None, and the mode's name."""
         found = self._graphs.get(wanted)
         mode = "replay"
         key = wanted
@@ -201,7 +205,7 @@ class GraphCache:
                 found, mode = self._add(wanted), "capture"
             else:
                 self._seen.add(wanted)
-                key = self._larger(wanted)
+                key = self._larger(wanted, num_slots)
                 found = self._graphs.get(key)
         if found is None:
             mode = "eager"
@@ -209,13 +213,13 @@ class GraphCache:
             self._graphs.move_to_end(key)
         return key, found, mode
 
-    def _larger(self, wanted: GraphKey) -> GraphKey:
+    def _larger(self, wanted: GraphKey, num_slots: int) -> GraphKey:
         limit = wanted.num_tokens / (1 - MAX_WASTE)
         fitting = (
             key
             for key in self._graphs
             if wanted.num_tokens <= key.num_tokens <= limit
-            and key.num_slots >= wanted.num_slots
+            and key.num_slots >= num_slots
             and key.max_seqlen >= wanted.max_seqlen
         )
         return min(fitting, default=wanted)

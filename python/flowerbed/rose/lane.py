@@ -135,14 +135,14 @@ class Lane:
         """See `Engine.step`."""
         graphs = self._graphs
         wanted = None
+        num_slots = max(batch.num_sequences, batch.num_rows)
         # Other heads have a row a token, and run without a graph.
         if graphs is not None and batch.head == EMBED_HEAD:
-            num_slots = max(batch.num_sequences, batch.num_rows)
             wanted = graphs.key(batch.num_tokens, num_slots, batch.max_seqlen)
         if graphs is None or wanted is None:
             return self._run_once(batch)
         with self._device.on(self._stream):
-            key, graph, mode = graphs.choose(wanted)
+            key, graph, mode = graphs.choose(wanted, num_slots)
             layout, inputs = self._layout(key)
             slot = self._fill(batch, layout)
             num_words, num_bytes = layout.num_words, batch.num_result_bytes + batch.num_rows
