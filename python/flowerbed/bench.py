@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowerbed import config
+from flowerbed.rose.device_watch import DeviceWatch
 from flowerbed.rose.engine import Engine
 from flowerbed.rose.inputs import PackedBatch, RowFormat
 from flowerbed.rose.lazy import LazyTensor
@@ -50,6 +51,8 @@ class Row:
     tok_per_s: float
     mode: str  # how the last step ran
     stream: str  # of the device
+    sm_clock_mhz: int | None = None  # median, of the suite throughput on a GPU
+    power_w: int | None = None  # likewise
 
 
 def latency(
@@ -155,22 +158,23 @@ def _throughput(engine: Engine, length: int, budget: int, max_sequences: int) ->
     in_flight: deque[LazyTensor] = deque()
     taken: list[float] = []
     num_seqs = num_tokens = 0
-    start = last = time.perf_counter()
-    for batch in _forever(batches):
-        if len(in_flight) == engine.steps_in_flight:
-            in_flight.popleft().wait()
-            now = time.perf_counter()
-            taken.append(now - last)
-            last = now
-            if now - start > THROUGHPUT_S:
-                break
-        in_flight.append(engine.step(batch))
-        num_seqs += batch.num_sequences
-        num_tokens += batch.num_tokens
-    mode = in_flight[-1].mode if in_flight else "eager"
-    for result in in_flight:
-        result.wait()
-    seconds = time.perf_counter() - start
+    with DeviceWatch(engine.device) as watch:
+        start = last = time.perf_counter()
+        for batch in _forever(batches):
+            if len(in_flight) == engine.steps_in_flight:
+                in_flight.popleft().wait()
+                now = time.perf_counter()
+                taken.append(now - last)
+                last = now
+                if now - start > THROUGHPUT_S:
+                    break
+            in_flight.append(engine.step(batch))
+            num_seqs += batch.num_sequences
+            num_tokens += batch.num_tokens
+        mode = in_flight[-1].mode if in_flight else "eager"
+        for result in in_flight:
+            result.wait()
+        seconds = time.perf_counter() - start
     return Row(
         "throughput",
         batches[0].num_sequences,
@@ -182,6 +186,8 @@ def _throughput(engine: Engine, length: int, budget: int, max_sequences: int) ->
         num_tokens / seconds,
         mode,
         batches[0].stream,
+        watch.sm_clock_mhz,
+        watch.power_w,
     )
 
 

@@ -144,6 +144,7 @@ def _print(row: Row, shared: dict[str, Any]) -> None:
         f"{row.suite:>11} {row.num_seqs:>4}x{row.seq_len or 'mix':<5} budget {row.batch_tokens:>6} "
         f"p50 {row.p50_ms:9.3f} p99 {row.p99_ms:9.3f} ms {row.emb_per_s:10,.0f} emb/s "
         f"{row.tok_per_s:12,.0f} tok/s {row.mode}"
-        + (f" {hours:8.3f} device hours a million texts" if hours is not None else ""),
+        + (f" {hours:8.3f} device hours a million texts" if hours is not None else "")
+        + (f" {row.sm_clock_mhz} MHz {row.power_w} W" if row.sm_clock_mhz is not None else ""),
         file=sys.stderr,
     )
