@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 
@@ -55,7 +56,7 @@ class Fixture:
 def test_buckets_grow_coarser_and_reach_the_largest_step() -> None:
     assert token_buckets(130) == (32, 64, 128, 192)
     assert token_buckets(2_048)[-5:] == (1_024, 1_280, 1_536, 1_792, 2_048)
-    assert token_buckets(6_000)[-4:] == (4_608, 4_864, 5_120, 6_144)
+    assert token_buckets(6_000)[-4:] == (4_864, 4_992, 5_120, 6_144)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +125,7 @@ def test_short_sequences_have_graphs_as_large_as_they_can_fill() -> None:
     keys = make_grid(16_384, is_bound_tight=False).all_keys()
     sizes = [key.num_tokens for key in keys if key.max_seqlen == 64 < key.num_tokens]
     assert (sizes[0], sizes[-1]) == (8_192, 1_024)
+    assert max(larger - smaller for smaller, larger in pairwise(reversed(sizes))) == 256
     assert not [
         k for k in make_grid(960, is_bound_tight=False).all_keys() if k.max_seqlen < k.num_tokens
     ]

@@ -203,7 +203,7 @@ def test_steps_that_fit_no_graph_are_right_all_the_same(
 def test_steps_of_short_sequences_need_no_long_kernel(
     plain: Engine, runner: RaggedRunner, monkeypatch: pytest.MonkeyPatch, when: GraphCapture
 ) -> None:
-    monkeypatch.setattr(graphs, "MIN_SHORT_TOKENS", 128)
+    monkeypatch.setattr(graphs, "MIN_SHORT_TOKENS", 256)
     monkeypatch.setattr(graphs, "BUCKET_STEPS", ((64, 64), (1 << 20, 256)))
     capture(runner, when, 576)
     monkeypatch.setattr(flash_attention, "flash_attention", None)

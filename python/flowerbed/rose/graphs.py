@@ -22,11 +22,13 @@ SLOT_CLASSES = (16, 64)
 """Sequences of a graph. With flash-attn-4 64 slots cost 1.5 µs a layer more than they need, 16 cost 0.1;
 256 cost 39 (one H200, docs/measured-facts.md)."""
 MANY_SLOTS, MANY_SLOTS_BUCKETS = 128, 256
-"""Sequences of the graphs for steps of many short texts, and that their token counts are multiples of it."""
+"""Sequences of the graphs for steps of many short texts, and what their token counts are multiples of: such
+steps are full by their sequences and may have any tokens."""
 MIN_SHORT_TOKENS = 1_024
 """Steps of short sequences have graphs of their own from here on; smaller ones would gain little."""
-BUCKET_STEPS = ((64, 32), (1_024, 64), (5_120, 256), (1 << 20, 1_024))
-"""Token buckets: up to the first number in multiples of the second, then on to the next."""
+BUCKET_STEPS = ((64, 32), (1_024, 64), (4_096, 256), (5_120, 128), (1 << 20, 1_024))
+"""Token buckets: up to the first number in multiples of the second, then on to the next. Finer where steps
+end that are full by default (`config.GPU_BATCH_TOKENS`)."""
 MAX_WASTE = 0.25
 """Share of padding up to which a captured larger graph serves while a fitting one is missing."""
 
@@ -127,10 +129,11 @@ def make_grid(max_tokens: int, *, is_bound_tight: bool) -> Grid:
     classes = [SlotClass(num_slots, buckets) for num_slots in SLOT_CLASSES]
     coarse = [size for size in buckets[:-1] if size % MANY_SLOTS_BUCKETS == 0]
     classes.append(SlotClass(MANY_SLOTS, (*coarse, buckets[-1])))
-    most = MANY_SLOTS * MAX_SHORT_SEQLEN
-    short = tuple(size for size in buckets if MIN_SHORT_TOKENS <= size <= most)
+    most = min(MANY_SLOTS * MAX_SHORT_SEQLEN, buckets[-1])
+    even = range(MIN_SHORT_TOKENS, most + 1, MANY_SLOTS_BUCKETS)
+    short = sorted({size for size in buckets if MIN_SHORT_TOKENS <= size <= most} | {*even})
     if short and not is_bound_tight:
-        classes.append(SlotClass(MANY_SLOTS, short, is_short=True))
+        classes.append(SlotClass(MANY_SLOTS, tuple(short), is_short=True))
     return Grid(tuple(classes), is_bound_tight=is_bound_tight)
 
 
