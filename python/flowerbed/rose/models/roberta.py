@@ -31,11 +31,11 @@ class Roberta(Bert):
         self.max_positions -= first
         self.padding_id = first - 1
 
-    def __call__(self, ids: Tensor, context: ForwardContext) -> Tensor:
-        """ids: [num_tokens] int64; returns [num_tokens, hidden]."""
+    def embed(self, ids: Tensor, context: ForwardContext) -> Tensor:
+        """What the first layer reads, [num_tokens, hidden]; other layers take positions as they are."""
         positions = positions_after_padding(ids, context.positions, self.padding_id)
         # Its tokenizers tell no second text from the first.
-        return super().__call__(ids, replace(context, positions=positions, token_types=None))
+        return self.embedding(ids, replace(context, positions=positions, token_types=None))
 
 
 def positions_after_padding(ids: Tensor, positions: Tensor, padding_id: int) -> Tensor:
