@@ -1,4 +1,4 @@
-"""What small steps of a Qwen3 take on a GPU: `python benchmarks/small_steps.py FOLDER [--tokens 16 32 64 128]`.
+"""What small steps of a model take on a GPU: `python benchmarks/small_steps.py FOLDER [--tokens 16 32 64 128]`.
 
 For each number of tokens, in one sequence: the encoder in a CUDA graph, in the form of small steps and in
 that of all others, and one launch of each kernel of a layer, beside the library's product of the same
@@ -30,7 +30,8 @@ from flowerbed.rose.engine import Engine
 from flowerbed.rose.inputs import ForwardContext
 from flowerbed.rose.kernels import small_linear
 from flowerbed.rose.kernels.attention import AttentionPlan
-from flowerbed.rose.kernels.short_attention import short_attention
+from flowerbed.rose.kernels.short_attention import plain_short_attention, short_attention
+from flowerbed.rose.models.bert import Bert, BertLayer
 from flowerbed.rose.models.qwen3 import Qwen3, Qwen3Layer
 
 NUM_REPLAYS = 41
@@ -49,8 +50,9 @@ def main() -> None:
     engine = Engine.load(folder, device="cuda", dtype=DType.BFLOAT16)
     where = {**machine.describe(), "gpu": torch.cuda.get_device_name()}
     encoder: Any = engine._encoder
-    if not isinstance(encoder, Qwen3):
-        raise SystemExit("error: only a Qwen3 has a form for small steps")
+    if not isinstance(encoder, Qwen3 | Bert):
+        raise SystemExit("error: this model has no form for small steps")
+    kernels: Any = _qwen3_kernels if isinstance(encoder, Qwen3) else _bert_kernels
     largest = small_linear.SMALL_STEP_TOKENS
     with torch.inference_mode(), torch.device("cuda"):
         for num_tokens in options.tokens:
@@ -62,10 +64,9 @@ def main() -> None:
                 us = _graph_us(lambda: encoder(ids, context))  # noqa: B023 - run at once
                 row[f"encoder_{form}_ms"] = round(us / 1e3, 4)
             small_linear.SMALL_STEP_TOKENS = largest
-            for name, call in _kernels(encoder, context, num_tokens).items():
-                layers = encoder.layers
-                us = _graph_us(lambda: [call(layer) for layer in layers])  # noqa: B023
-                row[f"{name}_us"] = round(us / len(layers), 2)
+            for name, call in kernels(encoder, context, num_tokens).items():
+                us = _graph_us(lambda: [call(layer) for layer in encoder.layers])  # noqa: B023
+                row[f"{name}_us"] = round(us / len(encoder.layers), 2)
             print(json.dumps({"benchmark": "small_steps", **row, **where}), flush=True)
 
 
@@ -76,7 +77,7 @@ def _context(engine: Engine, num_tokens: int) -> ForwardContext:
     return ForwardContext(positions, None, AttentionPlan(engine.attention, cu_seqlens, num_tokens))
 
 
-def _kernels(
+def _qwen3_kernels(
     encoder: Qwen3, context: ForwardContext, num_tokens: int
 ) -> dict[str, Callable[[Qwen3Layer], Tensor]]:
     """Each kernel of a layer by its name, and the library's products."""
@@ -124,6 +125,54 @@ def _kernels(
         "library_output": lambda layer: functional.linear(mixed, layer.attention.output.weight),
         "library_gate_up": lambda layer: functional.linear(x, layer.feed_forward.gate_up.weight),
         "library_down": lambda layer: functional.linear(inner, layer.feed_forward.down.weight),
+    }
+
+
+def _bert_kernels(
+    encoder: Bert, context: ForwardContext, num_tokens: int
+) -> dict[str, Callable[[BertLayer], Tensor]]:
+    """As `_qwen3_kernels`."""
+    hidden, intermediate = encoder.config.hidden, encoder.config.intermediate
+    x, mixed, inner, qkv = (
+        torch.randn(num_tokens, width, dtype=torch.bfloat16)
+        for width in (hidden, hidden, intermediate, 3 * hidden)
+    )
+    first = encoder.layers[0]
+    parts = small_linear.small_linear_parts(inner, first.feed_forward.down.weight)
+    products = {
+        "qkv": (x, lambda layer: layer.attention.qkv),
+        "output": (mixed, lambda layer: layer.attention.output),
+        "up": (x, lambda layer: layer.feed_forward.up),
+        "down": (inner, lambda layer: layer.feed_forward.down),
+    }
+
+    def library(name: str) -> Callable[[BertLayer], Tensor]:
+        source, product = products[name]
+        return lambda layer: functional.linear(source, product(layer).weight, product(layer).bias)
+
+    def parted(name: str) -> Callable[[BertLayer], Tensor]:
+        source, product = products[name]
+        return lambda layer: small_linear.small_linear_parts(
+            source, product(layer).weight, product(layer).bias
+        )
+
+    return {
+        "qkv": lambda layer: small_linear.small_linear(
+            x, layer.attention.qkv.weight, layer.attention.qkv.bias
+        ),
+        "attention": lambda _: plain_short_attention(
+            qkv, context.positions, encoder.config.num_heads
+        ),
+        "output": parted("output"),
+        "norm": lambda layer: layer.output_norm.add_parts(parts, x),
+        "up": lambda layer: small_linear.small_gelu(
+            x,
+            layer.feed_forward.up.weight,
+            layer.feed_forward.up.bias,
+            layer.feed_forward.up.activation,
+        ),
+        "down": parted("down"),
+        **{f"library_{name}": library(name) for name in products},
     }
 
 

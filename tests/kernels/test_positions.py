@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from flowerbed.rose.kernels.positions import token_places
+from flowerbed.rose.kernels.positions import places_after_padding, token_places
 
 LENGTHS = [
     [1],
@@ -68,3 +68,25 @@ def test_a_pair_start_at_the_end_gives_no_second_text(device):
     pair_starts = torch.tensor([3, 0], dtype=torch.int32, device=device)
     for places in (token_places, triton_positions.token_places):
         assert places(cu_seqlens, pair_starts, 6)[1].tolist() == [0, 0, 0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("padding_id", [0, 1])
+@pytest.mark.parametrize("lengths", [*LENGTHS, [3, 1_500, 20, 2_600]])
+def test_padding_in_a_callers_ids_has_no_place_of_its_own(lengths, padding_id, device):
+    from flowerbed.rose.kernels import triton_positions
+
+    dice = np.random.default_rng(len(lengths))
+    sequences = [dice.integers(0, 4, n).astype(np.int32) for n in lengths] + [
+        np.zeros(1, np.int32)
+    ] * 3
+    expected = [
+        np.where(ids == padding_id, padding_id, padding_id + np.cumsum(ids != padding_id))
+        for ids in sequences
+    ]
+    ids = torch.from_numpy(np.concatenate(sequences))
+    positions = torch.from_numpy(
+        np.concatenate([np.arange(len(one), dtype=np.int32) for one in sequences])
+    )
+    inputs = ids.to(device), positions.to(device), padding_id
+    for places in (places_after_padding, triton_positions.places_after_padding):
+        np.testing.assert_array_equal(places(*inputs).cpu().numpy(), np.concatenate(expected))

@@ -1,4 +1,4 @@
-"""The form that Qwen3 takes for small steps against the one that it takes for all others."""
+"""The form that models take for small steps against the one that they take for all others."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from flowerbed.rose.engine import Engine
 from flowerbed.rose.inputs import PackedBatch, RowFormat
 from flowerbed.rose.kernels import small_linear
 from flowerbed.rose.layers import linear
-from flowerbed.rose.models import qwen3
+from flowerbed.rose.models import bert, qwen3
 from references import engine_rows, lowest_cosine
+from small_models import VOCAB_ROWS, small_model
 
 BATCHES = [[1], [32], [5, 1, 17, 40], [100, 28], [12] * 10]
 """Lengths of the sequences of each step, at most 128 tokens in all."""
@@ -33,6 +34,24 @@ KINDS = {
         "max_window_layers": 1,
     },
 }
+
+ENCODERS = {
+    "bert": ("bert", {}),
+    "bert-tanh": ("bert", {"hidden_act": "gelu_new"}),
+    "bert-odd-heads": ("bert", {"hidden": 78, "head_dim": 26}),
+    "xlm-roberta": ("xlm-roberta", {"head_dim": 32}),
+}
+"""Kinds and settings of `small_model`."""
+WITHOUT_SMALL_STEPS = {"relu": {"hidden_act": "relu"}, "wide": {"hidden": 320, "head_dim": 160}}
+GPU_ENCODERS = {
+    "bert-base": ("bert", {"hidden": 768, "intermediate_size": 3_072}),
+    "minilm": ("bert", {"hidden": 384, "head_dim": 32, "intermediate_size": 1_536}),
+    "tiny": ("bert", {"hidden": 312, "head_dim": 26, "intermediate_size": 1_200}),
+    "bge-m3": ("xlm-roberta", {"hidden": 1_024, "intermediate_size": 4_096}),
+    "tanh": ("bert", {"hidden_act": "gelu_new"}),
+}
+PADDING_ID = 1
+"""Of XLM-R's tokenizers; a caller's own ids may hold it."""
 
 
 def random_ids(lengths, num_words):
@@ -66,6 +85,39 @@ def test_hidden_states_are_those_of_the_other_form(tmp_path, real_texts, load, m
     assert len(steps) == len(BATCHES)
 
 
+def both_forms(engine, sequences, monkeypatch):
+    """Hidden states in the usual form and in that of small steps, as far as the model has one."""
+    usual = hidden_states(engine, sequences)
+    sizes = []
+    with monkeypatch.context() as patch:
+        patch.setattr(bert, "is_small_step", lambda x: sizes.append(x.shape[0]) or True)
+        small = hidden_states(engine, sequences)
+    assert len(sizes) == 1
+    return usual, small
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_hidden_states_of_bert_are_those_of_the_other_form(tmp_path, monkeypatch, name):
+    kind, settings = ENCODERS[name]
+    monkeypatch.setattr(linear, "pack_weight", lambda weight: weight)  # as on a GPU
+    sizes = {"initializer_range": 0.2, "num_hidden_layers": 2}
+    engine = Engine.load(small_model(kind, tmp_path / name, **sizes, **settings), device="cpu")
+    assert all(layer.has_small_step for layer in engine._encoder.layers)
+    for lengths in BATCHES:
+        sequences = random_ids(lengths, VOCAB_ROWS)
+        sequences[0][-1:] = [PADDING_ID]
+        expected, found = both_forms(engine, sequences, monkeypatch)
+        np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", WITHOUT_SMALL_STEPS)
+def test_a_bert_that_the_kernels_cannot_serve_takes_the_usual_form(tmp_path, monkeypatch, name):
+    folder = small_model("bert", tmp_path / name, **WITHOUT_SMALL_STEPS[name])
+    engine = Engine.load(folder, device="cpu")
+    usual, small = both_forms(engine, random_ids([5, 17], VOCAB_ROWS), monkeypatch)
+    np.testing.assert_array_equal(small, usual)
+
+
 @pytest.fixture(scope="module")
 def gpu_folder(tmp_path_factory):
     """Layers of the 0.6B shape, causal; its tokenizer is never used."""
@@ -94,8 +146,20 @@ def gpu_folder(tmp_path_factory):
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # flash-attn-4 imports torch's compiler
 def test_vectors_of_small_steps_on_a_gpu(gpu_folder, monkeypatch):
-    exact = Engine.load(gpu_folder, device="cpu")
-    engine = Engine.load(gpu_folder, device="cuda", dtype=DType.BFLOAT16)
+    check_vectors(gpu_folder, monkeypatch)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", GPU_ENCODERS)
+def test_vectors_of_small_steps_of_bert_on_a_gpu(tmp_path, monkeypatch, name):
+    kind, settings = GPU_ENCODERS[name]
+    check_vectors(small_model(kind, tmp_path / name, **settings), monkeypatch)
+
+
+def check_vectors(folder, monkeypatch):
+    exact = Engine.load(folder, device="cpu")
+    engine = Engine.load(folder, device="cuda", dtype=DType.BFLOAT16)
     steps = [random_ids(lengths, 1_000) for lengths in BATCHES]
     found = [engine_rows(engine, step) for step in steps]
     for step, rows in zip(steps, found, strict=True):

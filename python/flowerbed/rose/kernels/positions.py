@@ -1,6 +1,6 @@
 """Where each token of a step stands in its sequence.
 
-Knows no models. Called by `inputs`.
+Knows no models. Called by `inputs` and `models`.
 """
 
 from __future__ import annotations
@@ -39,3 +39,25 @@ def token_places(
         return positions, None
     types = (positions >= pair_starts[sequences]).int().masked_fill(is_padding, 0)
     return positions, types
+
+
+def places_after_padding(ids: Tensor, positions: Tensor, padding_id: int) -> Tensor:
+    """padding_id + how many tokens up to this one, in its sequence, are not padding; padding has padding_id.
+
+    Args:
+        ids: [num_tokens] integer, sequences end to end.
+        positions: [num_tokens] integer, counted from each sequence's start.
+        padding_id: Id of the padding token, which may stand in a caller's own ids.
+
+    Returns:
+        [num_tokens] integer.
+    """
+    if use_triton(ids):
+        from flowerbed.rose.kernels import triton_positions
+
+        return triton_positions.places_after_padding(ids, positions, padding_id)
+    is_text = (ids != padding_id).long()
+    count = is_text.cumsum(0)  # over the whole batch
+    starts = torch.arange(len(ids), device=ids.device) - positions
+    before = (count - is_text).index_select(0, starts)
+    return (count - before) * is_text + padding_id

@@ -1,7 +1,7 @@
-"""Norm and rotation of queries and keys, and attention, in one kernel for steps of few tokens.
+"""Attention of steps of few tokens, with norm and rotation of queries and keys in the same kernel or without.
 
 All tokens of the step are one block of keys, with a mask for the sequences. Knows no models. Called by
-`layers.rotary`.
+`layers.rotary` and `layers.attention`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from torch.nn import functional
 
 from flowerbed.rose.kernels.backend import use_triton
 from flowerbed.rose.kernels.rope import qk_norm_rope_
+
+MAX_PLAIN_HEAD = 128
+"""Columns of a head that `plain_short_attention` serves: registers hold no more beside 128 keys."""
 
 
 def short_attention(  # noqa: PLR0913 - tensors, not settings
@@ -63,10 +66,43 @@ def short_attention(  # noqa: PLR0913 - tensors, not settings
         )
     heads = (num_heads, num_kv_heads)
     qk_norm_rope_(qkv, positions, cos, sin, q_weight, k_weight, eps, *heads)
+    head_dim = 2 * cos.shape[1]
+    return _attend(qkv, positions, heads, head_dim, causal=causal, window=window)
+
+
+def plain_short_attention(qkv: Tensor, positions: Tensor, num_heads: int) -> Tensor:
+    """`attention`, in both directions, of queries, keys and values as they are.
+
+    Args:
+        qkv: [num_tokens, 3 * num_heads * head_dim], head_dim up to `MAX_PLAIN_HEAD`.
+        positions: As for `short_attention`.
+        num_heads: Of queries, of keys and of values.
+
+    Returns:
+        As `short_attention`.
+    """
+    if use_triton(qkv):
+        from flowerbed.rose.kernels import triton_short_attention
+
+        return triton_short_attention.plain_short_attention(qkv, positions, num_heads)
+    head_dim = qkv.shape[1] // (3 * num_heads)
+    heads = (num_heads, num_heads)
+    return _attend(qkv, positions, heads, head_dim, causal=False, window=None)
+
+
+def _attend(
+    qkv: Tensor,
+    positions: Tensor,
+    heads: tuple[int, int],
+    head_dim: int,
+    *,
+    causal: bool,
+    window: int | None,
+) -> Tensor:
     num_tokens = qkv.shape[0]
     query, key, value = (
         part.transpose(0, 1)
-        for part in qkv.view(num_tokens, -1, 2 * cos.shape[1]).split((*heads, heads[1]), dim=1)
+        for part in qkv.view(num_tokens, -1, head_dim).split((*heads, heads[1]), dim=1)
     )
     place = torch.arange(num_tokens, device=qkv.device)
     starts = place - positions

@@ -1,8 +1,8 @@
-"""Products of small steps, which read all weights for few tokens, and the norm between them.
+"""Products of small steps, which read all weights for few tokens.
 
-A product whose programs are too few for a GPU is split over its inner axis; the norm that follows adds
-up the parts, always in the same order. Sums are in fp32, and rounded before more is done with them, as in
-large steps: a vector must not depend on the size of its step. Knows no models. Called by `layers`.
+A product whose programs are too few for a GPU is split over its inner axis; the norm of `add_parts` that
+follows adds up the parts. Sums are in fp32, and rounded where large steps round them: a vector
+must not depend on the size of its step. Knows no models. Called by `layers`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from flowerbed.rose.kernels.activation import bias_gelu
 from flowerbed.rose.kernels.backend import use_triton
-from flowerbed.rose.kernels.norm import rms_norm
+from flowerbed.rose.kernels.fused_linear import GELUS
 
 SMALL_STEP_TOKENS = 128
-"""Steps up to here are small: their time is that of reading weights and of starting kernels."""
+"""Steps up to here are small: their time is that of reading weights and of starting kernels. Measured for Qwen3, not
+yet for BERT."""
 SMALL_STEP_DTYPES = (torch.bfloat16, torch.float16)
 MIN_CAPABILITY = (9, 0)
 """Where a kernel can start before the one before it has ended, and only waits for its results."""
@@ -39,12 +41,13 @@ def starts_early(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
 
 
-def small_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """The product x W^T.
+def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The product x W^T + b, rounded once.
 
     Args:
         x: [num_tokens, in_features].
         weight: [out_features, in_features].
+        bias: [out_features], or None.
 
     Returns:
         [num_tokens, out_features], dtype of x.
@@ -52,12 +55,12 @@ def small_linear(x: Tensor, weight: Tensor) -> Tensor:
     if use_triton(x):
         from flowerbed.rose.kernels import triton_small_linear
 
-        return triton_small_linear.small_linear(x, weight)
-    return functional.linear(x.float(), weight.float()).to(x.dtype)
+        return triton_small_linear.small_linear(x, weight, bias)
+    return _sums(x, weight, bias).to(x.dtype)
 
 
-def small_linear_parts(x: Tensor, weight: Tensor) -> Tensor:
-    """The product x W^T in parts for `add_parts_rms_norm`; their number depends on shapes alone.
+def small_linear_parts(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The product x W^T + b in parts, for the norms that add them up; the weight's shape says how many.
 
     Returns:
         [num_parts, num_tokens, out_features] float32, whose sum over the first axis it is.
@@ -65,8 +68,27 @@ def small_linear_parts(x: Tensor, weight: Tensor) -> Tensor:
     if use_triton(x):
         from flowerbed.rose.kernels import triton_small_linear
 
-        return triton_small_linear.small_linear_parts(x, weight)
-    return functional.linear(x.float(), weight.float())[None]
+        return triton_small_linear.small_linear_parts(x, weight, bias)
+    return _sums(x, weight, bias)[None]
+
+
+def small_gelu(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    """activation(x W^T + b), the product rounded before the bias is added.
+
+    Args:
+        x: [num_tokens, in_features].
+        weight: [out_features, in_features].
+        bias: [out_features], or None.
+        activation: A key of `fused_linear.GELUS`.
+
+    Returns:
+        [num_tokens, out_features], dtype of x.
+    """
+    if use_triton(x):
+        from flowerbed.rose.kernels import triton_small_linear
+
+        return triton_small_linear.small_gelu(x, weight, bias, activation)
+    return bias_gelu(_sums(x, weight, None).to(x.dtype), bias, GELUS[activation])
 
 
 def small_swiglu(x: Tensor, weight: Tensor) -> Tensor:
@@ -83,26 +105,10 @@ def small_swiglu(x: Tensor, weight: Tensor) -> Tensor:
         from flowerbed.rose.kernels import triton_small_linear
 
         return triton_small_linear.small_swiglu(x, weight)
-    sums = functional.linear(x.float(), weight.float()).to(x.dtype).float()
+    sums = _sums(x, weight, None).to(x.dtype).float()
     gate, up = sums.chunk(2, dim=-1)
     return (functional.silu(gate) * up).to(x.dtype)
 
 
-def add_parts_rms_norm(parts: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """rms_norm(residual), after the parts' sum was rounded and added to it in place.
-
-    Args:
-        parts: [num_parts, num_tokens, hidden] float32.
-        residual: [num_tokens, hidden].
-        weight: [hidden].
-        eps: Added to the mean of squares.
-
-    Returns:
-        [num_tokens, hidden], dtype of the residual.
-    """
-    if use_triton(residual):
-        from flowerbed.rose.kernels import triton_small_linear
-
-        return triton_small_linear.add_parts_rms_norm(parts, residual, weight, eps)
-    total = residual.float() + parts.sum(0).to(residual.dtype).float()
-    return rms_norm(residual.copy_(total), weight, eps)
+def _sums(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return functional.linear(x.float(), weight.float(), None if bias is None else bias.float())

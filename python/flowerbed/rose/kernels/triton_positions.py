@@ -1,4 +1,4 @@
-"""`positions` in Triton: one binary search a token, one launch."""
+"""`positions` in Triton, one launch each: a binary search a token; a count over the tokens before."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 from __future__ import annotations
@@ -11,6 +11,8 @@ from torch import Tensor
 from flowerbed.rose.kernels import CompileCase
 
 BLOCK_TOKENS = 128
+CHUNK = 1_024
+"""Tokens before a block that are counted at once."""
 
 
 @triton.jit
@@ -58,6 +60,28 @@ def _places_kernel(
         tl.store(types + tokens, is_second.to(tl.int32), mask=tokens < num_tokens)
 
 
+@triton.jit(do_not_specialize=["num_tokens", "padding_id"])
+def _places_after_padding_kernel(
+    ids, positions, out, num_tokens, padding_id, BLOCK: tl.constexpr, CHUNK: tl.constexpr
+):
+    first = tl.program_id(0) * BLOCK
+    tokens = first + tl.arange(0, BLOCK)
+    mask = tokens < num_tokens
+    is_text = (tl.load(ids + tokens, mask, other=padding_id) != padding_id).to(tl.int32)
+    start = tokens - tl.load(positions + tokens, mask, other=0)
+    is_before = (start[:, None] <= tokens[None, :]) & (tokens[None, :] <= tokens[:, None])
+    count = tl.sum(tl.where(is_before, is_text[None, :], 0), axis=1)
+    place = first - tl.load(positions + first)  # where the block's first sequence starts
+    earlier = 0
+    while place < first:
+        others = place + tl.arange(0, CHUNK)
+        other_ids = tl.load(ids + others, others < first, other=padding_id)
+        earlier += tl.sum((other_ids != padding_id).to(tl.int32), axis=0)
+        place += CHUNK
+    count += tl.where(start < first, earlier, 0)
+    tl.store(out + tokens, padding_id + count * is_text, mask)
+
+
 def search_steps(num_sequences: int) -> int:
     """NUM_STEPS of `find_sequence`, one of few values so that few kernels are compiled."""
     steps = num_sequences.bit_length()
@@ -85,6 +109,16 @@ def token_places(
     return positions, types
 
 
+def places_after_padding(ids: Tensor, positions: Tensor, padding_id: int) -> Tensor:
+    """See `positions.places_after_padding`."""
+    num_tokens = ids.shape[0]
+    out = torch.empty(num_tokens, dtype=torch.int32, device=ids.device)
+    _places_after_padding_kernel[(triton.cdiv(num_tokens, BLOCK_TOKENS),)](
+        ids, positions, out, num_tokens, padding_id, BLOCK=BLOCK_TOKENS, CHUNK=CHUNK
+    )
+    return out
+
+
 _TYPES = {
     "cu_seqlens": "*i32",
     "positions": "*i32",
@@ -98,5 +132,15 @@ COMPILE_CASES = {
             {**_TYPES, "pair_starts": "*i32", "types": "*i32"}, {"HAS_PAIRS": True, **_SIZES}
         ),
         CompileCase(_TYPES, {"HAS_PAIRS": False, "pair_starts": None, "types": None, **_SIZES}),
-    ]
+    ],
+    "_places_after_padding_kernel": [
+        CompileCase(
+            {
+                **dict.fromkeys(("ids", "positions", "out"), "*i32"),
+                "num_tokens": "i32",
+                "padding_id": "i32",
+            },
+            {"BLOCK": BLOCK_TOKENS, "CHUNK": CHUNK},
+        )
+    ],
 }

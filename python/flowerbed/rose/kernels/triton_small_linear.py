@@ -15,8 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from flowerbed.rose.kernels import CompileCase
-from flowerbed.rose.kernels.backend import check_contiguous, power_of_two
+from flowerbed.rose.kernels.backend import check_contiguous
 from flowerbed.rose.kernels.small_linear import MIN_CAPABILITY, starts_early
+from flowerbed.rose.kernels.triton_activation import gelu
 from flowerbed.rose.kernels.triton_early_start import fetch_rows, wait_for_inputs
 
 PROCESSORS = 132
@@ -27,6 +28,8 @@ MAX_PARTS = 8
 ROWS = 64
 """Tokens of a program: the tensor cores of Hopper take 64 at once, and slower ones would serve fewer. A step of 64
 tokens takes 691 µs, one of 32 in programs of 32 took 736 (one H200)."""
+MIN_COLUMNS = 32
+"""Of a program; by them parts are counted."""
 INNER_BYTES = 256
 """What a program takes of each row at once."""
 NUM_STAGES, NUM_WARPS = 4, 4
@@ -36,11 +39,14 @@ NUM_STAGES, NUM_WARPS = 4, 4
 def _linear_kernel(
     x,
     weight,
+    bias,
     out,
     num_tokens,
     N: tl.constexpr,
     K: tl.constexpr,
     PARTS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
@@ -56,6 +62,9 @@ def _linear_kernel(
     starts = weight + tl.minimum(columns, N - 1).to(tl.int64) * K + part * width
     if FETCH:
         fetch_rows(starts, COLUMNS, width, 128)
+    shift = tl.zeros((COLUMNS,), tl.float32)
+    if HAS_BIAS:
+        shift = tl.load(bias + columns, (columns < N) & (part == 0), other=0.0).to(tl.float32)
     wait_for_inputs(EARLY)
     row_mask = (rows < num_tokens)[:, None]
     x_places = x + rows[:, None] * K + part * width + inner[None, :]
@@ -70,6 +79,12 @@ def _linear_kernel(
             a = tl.load(x_places + k, row_mask & is_inner[None, :], other=0.0)
             b = tl.load(weight_places + k, is_inner[:, None], other=0.0)
         total = tl.dot(a, b, total, input_precision="ieee")
+    if ACTIVATION == "identity":
+        total += shift[None, :]
+    else:
+        dtype: tl.constexpr = out.dtype.element_ty
+        total = total.to(dtype).to(tl.float32) + shift[None, :]
+        total = gelu(total, ACTIVATION == "gelu_tanh", dtype == tl.float32)
     places = (part * num_tokens + rows)[:, None] * N + columns[None, :]
     tl.store(out + places, total.to(out.dtype.element_ty), row_mask & (columns < N)[None, :])
 
@@ -117,55 +132,23 @@ def _swiglu_linear_kernel(
     tl.store(out + places, values.to(out.dtype.element_ty), mask)
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
-def _add_parts_rms_norm_kernel(
-    parts,
-    residual,
-    weight,
-    out,
-    num_tokens,
-    eps,
-    H: tl.constexpr,
-    PARTS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    EARLY: tl.constexpr,
-):
-    columns = tl.arange(0, COLUMNS)
-    mask = columns < H
-    scale = tl.load(weight + columns, mask, other=0.0).to(tl.float32)
-    wait_for_inputs(EARLY)
-    places = tl.program_id(0) * H + columns
-    values = tl.load(residual + places, mask, other=0.0).to(tl.float32)
-    total = tl.load(parts + places, mask, other=0.0)
-    for part in tl.static_range(1, PARTS):
-        total += tl.load(parts + part * num_tokens * H + places, mask, other=0.0)
-    total = total.to(residual.dtype.element_ty).to(tl.float32)
-    rounded = (values + total).to(residual.dtype.element_ty)
-    tl.store(residual + places, rounded, mask)
-    values = rounded.to(tl.float32)
-    mean_square = tl.sum(values * values, axis=0) / H
-    values = values * tl.rsqrt(mean_square + eps) * scale
-    tl.store(out + places, values.to(out.dtype.element_ty), mask)
-
-
 class _Tile(NamedTuple):
     rows: int
     columns: int
     inner: int
 
 
-def small_linear(x: Tensor, weight: Tensor) -> Tensor:
+def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """See `small_linear.small_linear`."""
     out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
-    _linear(x, weight, out, 1)
+    _linear(x, weight, bias, out)
     return out
 
 
-def small_linear_parts(x: Tensor, weight: Tensor) -> Tensor:
+def small_linear_parts(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """See `small_linear.small_linear_parts`."""
-    (num_tokens, width), num_columns = x.shape, weight.shape[0]
-    tile = _tile(x, num_tokens)
-    programs = triton.cdiv(num_columns, tile.columns) * triton.cdiv(num_tokens, tile.rows)
+    num_columns, width = weight.shape
+    programs = triton.cdiv(num_columns, MIN_COLUMNS)
     num_parts = 1
     while (
         num_parts < MAX_PARTS
@@ -174,8 +157,16 @@ def small_linear_parts(x: Tensor, weight: Tensor) -> Tensor:
         and width // (2 * num_parts) >= MIN_PART
     ):
         num_parts *= 2
-    out = torch.empty((num_parts, num_tokens, num_columns), dtype=torch.float32, device=x.device)
-    _linear(x, weight, out, num_parts)
+    shape = (num_parts, x.shape[0], num_columns)
+    out = torch.empty(shape, dtype=torch.float32, device=x.device)
+    _linear(x, weight, bias, out, num_parts=num_parts)
+    return out
+
+
+def small_gelu(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    """See `small_linear.small_gelu`."""
+    out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
+    _linear(x, weight, bias, out, activation=activation)
     return out
 
 
@@ -207,31 +198,15 @@ def small_swiglu(x: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-def add_parts_rms_norm(parts: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See `small_linear.add_parts_rms_norm`."""
-    check_contiguous("parts", parts)
-    check_contiguous("residual", residual)
-    num_parts, num_tokens, hidden = parts.shape
-    out = torch.empty_like(residual)
-    early = starts_early(residual.device)
-    _add_parts_rms_norm_kernel[(num_tokens,)](
-        parts,
-        residual,
-        weight,
-        out,
-        num_tokens,
-        eps,
-        H=hidden,
-        PARTS=num_parts,
-        COLUMNS=power_of_two(hidden),
-        EARLY=early,
-        num_warps=NUM_WARPS,
-        launch_pdl=early,
-    )
-    return out
-
-
-def _linear(x: Tensor, weight: Tensor, out: Tensor, num_parts: int) -> None:
+def _linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    *,
+    num_parts: int = 1,
+    activation: str = "identity",
+) -> None:
     check_contiguous("x", x)
     check_contiguous("weight", weight)
     num_tokens, width = x.shape
@@ -245,11 +220,14 @@ def _linear(x: Tensor, weight: Tensor, out: Tensor, num_parts: int) -> None:
     _linear_kernel[grid](
         x,
         weight,
+        x if bias is None else bias,
         out,
         num_tokens,
         N=num_columns,
         K=width,
         PARTS=num_parts,
+        HAS_BIAS=bias is not None,
+        ACTIVATION=activation,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         INNER=tile.inner,
@@ -263,33 +241,40 @@ def _linear(x: Tensor, weight: Tensor, out: Tensor, num_parts: int) -> None:
 
 def _tile(x: Tensor, num_tokens: int) -> _Tile:
     """Few tokens: narrow columns, for programs enough. More: wide ones, since each reads all of x."""
-    return _Tile(ROWS, 32 if num_tokens <= ROWS else 64, INNER_BYTES // x.element_size())
+    return _Tile(ROWS, MIN_COLUMNS if num_tokens <= ROWS else 64, INNER_BYTES // x.element_size())
 
 
 _TYPES = {"x": "*x", "weight": "*x", "num_tokens": "i32"}
 _OPTIONS = {"num_warps": NUM_WARPS}
 _EARLY = [(False, False, (8, 0)), (True, True, MIN_CAPABILITY)]
-_COLUMNS = (32, 64)
+_FORMS = [  # activation, has a bias, parts, N, K, columns
+    ("identity", False, 1, 1024, 2048, 32),
+    ("identity", False, 4, 1024, 2048, 64),
+    ("identity", True, 2, 312, 1200, 64),
+    ("gelu", True, 1, 3072, 768, 64),
+    ("gelu_tanh", True, 1, 1536, 384, 32),
+]
 COMPILE_CASES = {
     "_linear_kernel": [
         CompileCase(
-            {**_TYPES, "out": "*fp32" if parts > 1 else "*x"},
+            {**_TYPES, "bias": "*x", "out": "*fp32" if parts > 1 else "*x"},
             {
-                "N": 1024,
-                "K": 2048,
+                "N": outputs,
+                "K": inputs,
                 "PARTS": parts,
+                "HAS_BIAS": has_bias,
+                "ACTIVATION": activation,
                 "ROWS": ROWS,
                 "COLUMNS": columns,
                 "INNER": INNER_BYTES // 2,
                 "STAGES": NUM_STAGES,
                 "EARLY": early,
-                "FETCH": fetch,
+                "FETCH": fetch and outputs != 312,
             },
             _OPTIONS,
             capability,
         )
-        for columns in _COLUMNS
-        for parts in (1, 4)
+        for activation, has_bias, parts, outputs, inputs, columns in _FORMS
         for early, fetch, capability in _EARLY
     ],
     "_swiglu_linear_kernel": [
@@ -304,22 +289,6 @@ COMPILE_CASES = {
                 "STAGES": NUM_STAGES,
                 "EARLY": early,
             },
-            _OPTIONS,
-            capability,
-        )
-        for early, _, capability in _EARLY
-    ],
-    "_add_parts_rms_norm_kernel": [
-        CompileCase(
-            {
-                "parts": "*fp32",
-                "residual": "*x",
-                "weight": "*x",
-                "out": "*x",
-                "num_tokens": "i32",
-                "eps": "fp32",
-            },
-            {"H": 1024, "PARTS": 4, "COLUMNS": 1024, "EARLY": early},
             _OPTIONS,
             capability,
         )

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from flowerbed.rose.inputs import ForwardContext
 from flowerbed.rose.kernels.attention import attention
+from flowerbed.rose.kernels.short_attention import MAX_PLAIN_HEAD, plain_short_attention
+from flowerbed.rose.kernels.small_linear import small_linear, small_linear_parts
 from flowerbed.rose.layers.linear import Linear
 from flowerbed.rose.weights import Weights
 
@@ -39,8 +41,15 @@ class SelfAttention:
             weights.take(f"{names.output}.bias", hidden),
         )
         self.num_heads = num_heads
+        self.has_small_step = hidden // num_heads <= MAX_PLAIN_HEAD
 
     def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:
         """x: [num_tokens, hidden]; returns the same shape."""
         query, key, value = self.qkv(x).view(x.shape[0], 3, self.num_heads, -1).unbind(1)
         return self.output(attention(query, key, value, context.attention))
+
+    def small_step(self, x: Tensor, context: ForwardContext) -> Tensor:
+        """As a call, for x that `small_linear.is_small_step` accepts; returns parts to be added up."""
+        qkv = small_linear(x, self.qkv.weight, self.qkv.bias)
+        mixed = plain_short_attention(qkv, context.positions, self.num_heads)
+        return small_linear_parts(mixed, self.output.weight, self.output.bias)

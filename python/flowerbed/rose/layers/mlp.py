@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flowerbed.rose.kernels.fused_linear import linear_swiglu
-from flowerbed.rose.kernels.small_linear import small_linear_parts, small_swiglu
+from flowerbed.rose.kernels.fused_linear import GELUS, linear_swiglu
+from flowerbed.rose.kernels.small_linear import small_gelu, small_linear_parts, small_swiglu
 from flowerbed.rose.layers.linear import Linear
 from flowerbed.rose.weights import Weights
 
@@ -28,10 +28,16 @@ class FeedForward:
             weights.take(f"{down}.weight", hidden, intermediate),
             weights.take(f"{down}.bias", hidden),
         )
+        self.has_small_step = activation in GELUS
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_tokens, hidden]; returns the same shape."""
         return self.down(self.up(x))
+
+    def small_step(self, x: Tensor) -> Tensor:
+        """As a call, for x that `small_linear.is_small_step` accepts; returns parts to be added up."""
+        inner = small_gelu(x, self.up.weight, self.up.bias, self.up.activation)
+        return small_linear_parts(inner, self.down.weight, self.down.bias)
 
 
 class GatedFeedForward:

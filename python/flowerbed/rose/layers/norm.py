@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from flowerbed.rose.kernels.add_parts import add_parts_layer_norm, add_parts_rms_norm
 from flowerbed.rose.kernels.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from flowerbed.rose.kernels.scaled_rows import (
     ScaledRows,
@@ -11,7 +12,6 @@ from flowerbed.rose.kernels.scaled_rows import (
     scaled_add_rms_norm,
     scaled_rms_norm,
 )
-from flowerbed.rose.kernels.small_linear import add_parts_rms_norm
 from flowerbed.rose.weights import Weights
 
 
@@ -32,6 +32,10 @@ class LayerNorm:
     def add_scaled(self, x: Tensor, residual: Tensor) -> tuple[Tensor, ScaledRows]:
         """layer_norm(x + residual), and the same in 8 bits. x is overwritten."""
         return scaled_add_layer_norm(x, residual, self.weight, self.bias, self.eps)
+
+    def add_parts(self, parts: Tensor, residual: Tensor) -> Tensor:
+        """layer_norm(residual + the sum of parts, [num_parts, num_tokens, hidden] float32)."""
+        return add_parts_layer_norm(parts, residual, self.weight, self.bias, self.eps)
 
 
 class RMSNorm:

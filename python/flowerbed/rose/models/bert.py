@@ -15,6 +15,7 @@ from flowerbed.errors import ModelError
 from flowerbed.folder_files import JsonObject, check_supported, positive, setting
 from flowerbed.rose.inputs import ForwardContext
 from flowerbed.rose.kernels.scaled_rows import ScaledRows, quantize_rows
+from flowerbed.rose.kernels.small_linear import is_small_step
 from flowerbed.rose.layers.attention import AttentionNames, SelfAttention
 from flowerbed.rose.layers.embedding import InputEmbedding
 from flowerbed.rose.layers.mlp import FeedForward
@@ -120,14 +121,19 @@ class Bert:
 
     def __call__(self, ids: Tensor, context: ForwardContext) -> Tensor:
         """ids: [num_tokens] int64; returns [num_tokens, hidden]."""
-        x = self.embedding(ids, context)
+        x = self.embed(ids, context)
+        is_small = is_small_step(x)
         for layer in self.layers:
-            x = layer(x, context)
+            x = (layer.small_step if is_small and layer.has_small_step else layer)(x, context)
         if self.scaled_layers:
             rows = quantize_rows(x)
             for layer in self.scaled_layers:
                 x, rows = layer(x, rows, context)
         return x
+
+    def embed(self, ids: Tensor, context: ForwardContext) -> Tensor:
+        """What the first layer reads, [num_tokens, hidden]."""
+        return self.embedding(ids, context)
 
 
 class BertLayer:
@@ -157,11 +163,17 @@ class BertLayer:
             config.activation,
         )
         self.output_norm = LayerNorm(weights, f"{name}.output.LayerNorm", config.hidden, config.eps)
+        self.has_small_step = self.attention.has_small_step and self.feed_forward.has_small_step
 
     def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:
         """x: [num_tokens, hidden]; returns the same shape."""
         x = self.attention_norm(self.attention(x, context), residual=x)
         return self.output_norm(self.feed_forward(x), residual=x)
+
+    def small_step(self, x: Tensor, context: ForwardContext) -> Tensor:
+        """As a call, for x that `small_linear.is_small_step` accepts, where `has_small_step`."""
+        x = self.attention_norm.add_parts(self.attention.small_step(x, context), residual=x)
+        return self.output_norm.add_parts(self.feed_forward.small_step(x), residual=x)
 
 
 class ScaledBertLayer:

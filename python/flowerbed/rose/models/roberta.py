@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from flowerbed.folder_files import JsonObject
 from flowerbed.folder_text import positions_before_first
 from flowerbed.rose.inputs import ForwardContext
+from flowerbed.rose.kernels.positions import places_after_padding
 from flowerbed.rose.models.bert import Bert
 from flowerbed.rose.weights import Weights
 
@@ -31,26 +31,8 @@ class Roberta(Bert):
         self.max_positions -= first
         self.padding_id = first - 1
 
-    def __call__(self, ids: Tensor, context: ForwardContext) -> Tensor:
-        """ids: [num_tokens] int64; returns [num_tokens, hidden]."""
-        positions = positions_after_padding(ids, context.positions, self.padding_id)
+    def embed(self, ids: Tensor, context: ForwardContext) -> Tensor:
+        """What the first layer reads, [num_tokens, hidden]; other layers take positions as they are."""
+        positions = places_after_padding(ids, context.positions, self.padding_id)
         # Its tokenizers tell no second text from the first.
-        return super().__call__(ids, replace(context, positions=positions, token_types=None))
-
-
-def positions_after_padding(ids: Tensor, positions: Tensor, padding_id: int) -> Tensor:
-    """padding_id + how many tokens up to this one, in its sequence, are not padding; padding has padding_id.
-
-    Args:
-        ids: [num_tokens] int64, sequences end to end.
-        positions: [num_tokens] int64, counted from each sequence's start.
-        padding_id: Id of the padding token, which may stand in a caller's own ids.
-
-    Returns:
-        [num_tokens] int64.
-    """
-    is_text = (ids != padding_id).long()
-    count = is_text.cumsum(0)  # over the whole batch
-    starts = torch.arange(len(ids), device=ids.device) - positions
-    before = (count - is_text).index_select(0, starts)
-    return (count - before) * is_text + padding_id
+        return self.embedding(ids, replace(context, positions=positions, token_types=None))
