@@ -95,11 +95,14 @@ def throughput(rows: Sequence[Row]) -> list[str]:
 def text_rate(rows: Sequence[Row]) -> list[str]:
     """A line a form and length."""
     columns = ["", "tokens a text", "texts/s", "million tokens/s", "p50 / p99 ms of 100 texts"]
-    lines = table_head([*columns, "gateway µs a text", "gateway cores", "worker", "client"])
+    lines = table_head(
+        [*columns, "gateway µs a text", "of it tokenizing", "gateway cores", "worker", "client"]
+    )
     for row in rows:
         cells = [row["figure"], f"{row['length']:,}", f"{row['rows_per_second']:,.0f}"]
         cells += [f"{row['tokens_per_second'] / 1e6:.2f}", _spread(row)]
-        cells += ["" if "gRPC" in row["figure"] else f"{row['gateway_us_per_text']:.1f}"]
+        for what in ("gateway", "tokenizing"):
+            cells += ["" if "gRPC" in row["figure"] else f"{row[f'{what}_us_per_text']:.1f}"]
         cells += [f"{row[f'{part}_cores']:.2f}" for part in ("gateway", "worker")]
         lines.append(line([*cells, _client(row)]))
     return lines

@@ -16,7 +16,7 @@ from typing import Any
 
 import parts
 import texts
-from cores import Usage
+from cores import Usage, by_thread
 from loadgen import Item, Process, Report, Stream
 from tokenizers import Tokenizer
 
@@ -44,6 +44,7 @@ class Loaded:
     reports: list[list[Report]]  # of each client, of each stream
     client_cores: list[float]
     gateway_cores: float
+    gateway_threads: dict[str, float]  # the same by name
     worker_cores: float
     is_client_limit: bool
 
@@ -56,6 +57,7 @@ class Loaded:
             "bad": bad,
             "client_cores": round(sum(self.client_cores), 3),
             "gateway_cores": round(self.gateway_cores, 3),
+            "gateway_threads": self.gateway_threads,
             "worker_cores": round(self.worker_cores, 3),
             "is_client_limit": self.is_client_limit,
         }
@@ -76,6 +78,7 @@ class Server:
         """Runs clients side by side; warns on stderr of answers that are not as they should be."""
         pids = (self.gateway.process.pid, self.worker.process.pid)
         before = [Usage.now(pid) for pid in pids]
+        threads_before = by_thread(pids[0])
         running = [
             Process(
                 f"grpc://{self.worker.address}" if client.is_grpc else self.gateway.address,
@@ -86,6 +89,10 @@ class Server:
         ]
         reports = [process.reports() for process in running]
         after = [Usage.now(pid) for pid in pids]
+        threads = {
+            name: round((used - threads_before.get(name, 0.0)) / longest(reports), 3)
+            for name, used in by_thread(pids[0]).items()
+        }
         gateway, worker = (
             (now.ours_s - earlier.ours_s) / longest(reports)
             for now, earlier in zip(after, before, strict=True)
@@ -97,7 +104,7 @@ class Server:
             if report["unexpected"] or report["wrong"] or report["errors"]:
                 few = {key: report[key] for key in ("by_status", "errors", "wrong_reasons")}
                 print(f"warning: {report['name']}: {few}", file=sys.stderr)
-        return Loaded(reports, client_cores, gateway, worker, is_limit)
+        return Loaded(reports, client_cores, gateway, threads, worker, is_limit)
 
     @cached_property
     def folder(self) -> Path:
