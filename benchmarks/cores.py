@@ -30,6 +30,15 @@ class Usage:
         return max(0.0, used_s - ours_s) / (self.at - before.at)
 
 
+def by_thread(pid: int) -> dict[str, float]:
+    """Seconds of processor time of a process's threads up to now; those named alike but for a number are one."""
+    found: dict[str, float] = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        name = (task / "comm").read_text().strip().rstrip("0123456789").rstrip("-")
+        found[name] = found.get(name, 0.0) + _seconds(task / "stat")
+    return found
+
+
 def _machine_s() -> float:
     fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
     user, nice, system, _idle, _iowait, irq, softirq, *_ = fields
@@ -42,5 +51,9 @@ def _tree(pid: int) -> list[int]:
 
 
 def _process_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return _seconds(Path(f"/proc/{pid}/stat"))
+
+
+def _seconds(stat: Path) -> float:
+    fields = stat.read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS

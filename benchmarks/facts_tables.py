@@ -1,7 +1,7 @@
 """Writes tables of docs/measured-facts.md from results/h200.jsonl: `python benchmarks/facts_tables.py [--check]`.
 
-Those of `ablation.py`, `graph_modes.py` and `idle_device.py`, each between two comments; the text around them is
-written by hand. Of each benchmark the rows of the last commit count. `--check` writes nothing and fails if a
+Those of `ablation.py`, `graph_modes.py`, `idle_device.py` and `loads.py`, each between two comments; the text around
+them is written by hand. Of each benchmark the rows of the last commit count. `--check` writes nothing and fails if a
 table is not what the rows say.
 """
 
@@ -72,6 +72,88 @@ def idle_device(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+def throughput(rows: Sequence[Row]) -> list[str]:
+    """A line a length."""
+    columns = [
+        "tokens a text",
+        "emb/s",
+        "tokens/s",
+        "p50 / p99 ms of a call",
+        "client cores",
+        "worker",
+    ]
+    lines = table_head(columns)
+    for row in rows:
+        length = f"{row['length']:,}" if row["length"] else row["name"]
+        rates = [f"{row[f'{what}_per_second']:,.0f}" for what in ("rows", "tokens")]
+        lines.append(
+            line([length, *rates, _spread(row), _client(row), f"{row['worker_cores']:.2f}"])
+        )
+    return lines
+
+
+def text_rate(rows: Sequence[Row]) -> list[str]:
+    """A line a form and length."""
+    columns = ["", "tokens a text", "texts/s", "million tokens/s", "p50 / p99 ms of 100 texts"]
+    lines = table_head(
+        [*columns, "gateway µs a text", "of it tokenizing", "gateway cores", "worker", "client"]
+    )
+    for row in rows:
+        cells = [row["figure"], f"{row['length']:,}", f"{row['rows_per_second']:,.0f}"]
+        cells += [f"{row['tokens_per_second'] / 1e6:.2f}", _spread(row)]
+        for what in ("gateway", "tokenizing"):
+            cells += ["" if "gRPC" in row["figure"] else f"{row[f'{what}_us_per_text']:.1f}"]
+        cells += [f"{row[f'{part}_cores']:.2f}" for part in ("gateway", "worker")]
+        lines.append(line([*cells, _client(row)]))
+    return lines
+
+
+def open_loop(rows: Sequence[Row]) -> list[str]:
+    """A line a rate."""
+    columns = [
+        "",
+        "",
+        "asked a second",
+        "answered",
+        "p50 ms",
+        "p95",
+        "p99",
+        "p99.9",
+        "bad",
+        "of",
+        "client cores",
+    ]
+    lines = table_head(columns)
+    for row in rows:
+        asked = f"{row['asked_per_second']:,.0f}" if "asked_per_second" in row else ""
+        cells = [row["name"], row["figure"], asked, f"{row['achieved_per_second']:,.0f}"]
+        cells += [f"{row['latency_ms'][key]:.2f}" for key in ("p50", "p95", "p99", "p999")]
+        lines.append(line([*cells, f"{row['bad']:,}", f"{row['sent']:,}", _client(row)]))
+    return lines
+
+
+def scoring_beside(rows: Sequence[Row]) -> list[str]:
+    """A line a stream."""
+    lines = table_head(
+        ["", "", "requests/s", "texts/s", "p50 ms", "p99", "max", "of", "bad", "lost"]
+    )
+    for row in rows:
+        cells = [row["figure"], row["name"]]
+        cells += [f"{row[f'{what}_per_second']:,.1f}" for what in ("achieved", "rows")]
+        cells += [f"{row['latency_ms'][key]:.2f}" for key in ("p50", "p99", "max")]
+        lost = f"{row['re_index_lost']:.1%}" if "re_index_lost" in row else ""
+        lines.append(line([*cells, f"{row['sent']:,}", f"{row['bad']:,}", lost]))
+    return lines
+
+
+def _spread(row: Row) -> str:
+    return " / ".join(f"{row['latency_ms'][key]:.1f}" for key in ("p50", "p99"))
+
+
+def _client(row: Row) -> str:
+    return f"{row['client_cores']:.2f}" + (", the limit" if row["is_client_limit"] else "")
+
+
 def _phase(row: Row, phase: str) -> str:
     texts = row[phase]["texts"]
     spread = " / ".join(f"{texts['ms'][key]:.2f}" for key in ("p50", "p99", "max"))
@@ -82,6 +164,10 @@ TABLES: dict[str, Callable[[Sequence[Row]], list[str]]] = {
     "ablation": ablation,
     "graph_modes": graph_modes,
     "idle_device": idle_device,
+    "throughput": throughput,
+    "text_rate": text_rate,
+    "open_loop": open_loop,
+    "scoring_beside": scoring_beside,
 }
 
 

@@ -85,10 +85,15 @@ def mixed_texts(model: str | None, count: int, seed: int) -> list[str]:
     if model is None:
         return texts.documents(count, MEAN_LENGTH, seed)
     rng = random.Random(seed)  # noqa: S311 (texts, no secrets)
+    lengths = mixed_lengths(count, rng)
+    return [" ".join(f"w{rng.randrange(20_000)}" for _ in range(length - 1)) for length in lengths]
+
+
+def mixed_lengths(count: int, rng: random.Random) -> list[int]:
+    """Tokens of each text."""
     mean = math.log(MEAN_LENGTH) - LENGTH_SPREAD**2 / 2
     drawn = (int(rng.lognormvariate(mean, LENGTH_SPREAD)) for _ in range(count))
-    lengths = [min(max(length, MIN_LENGTH), MAX_LENGTH) - 1 for length in drawn]
-    return [" ".join(f"w{rng.randrange(20_000)}" for _ in range(length)) for length in lengths]
+    return [min(max(length, MIN_LENGTH), MAX_LENGTH) for length in drawn]
 
 
 class Bench:

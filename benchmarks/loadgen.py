@@ -10,6 +10,7 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ class Item:
 
     body: object = None
     raw_body: str | None = None  # instead of `body`: bytes that need not be JSON
+    run: Mapping[str, object] | None = None  # instead, for a worker: `ids` and `lane`
     rows: int = 0
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     expect: tuple[int, ...] = (200,)
@@ -45,7 +47,10 @@ class Item:
             "expect": self.expect,
             "golden": self.golden,
         }
-        line |= {"body": self.body} if self.raw_body is None else {"raw_body": self.raw_body}
+        if self.run is not None:
+            line["run"] = self.run
+        else:
+            line |= {"body": self.body} if self.raw_body is None else {"raw_body": self.raw_body}
         if self.hang_up_ms is not None:
             line["hang_up_ms"] = self.hang_up_ms
         return json.dumps(line)
@@ -62,14 +67,21 @@ class Stream:
     options: str = ""  # more of the program's: `seed=7,check=no`
 
 
-def run(
-    address: str,
-    streams: Sequence[Stream],
-    golden: Mapping[str, NDArray[np.float32]] | None = None,
-) -> list[Report]:
-    """Runs the streams at once; one report each, in their order."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [str(program()), "--target", address]
+class Process:
+    """A generator that runs: streams at once against one address."""
+
+    def __init__(
+        self,
+        address: str,
+        streams: Sequence[Stream],
+        golden: Mapping[str, NDArray[np.float32]] | None = None,
+        *,
+        threads: int = 1,
+    ) -> None:
+        """Starts it and does not wait; `address` is a gateway's URL, or grpc://host:port of a worker."""
+        self._files = ExitStack()
+        folder = self._files.enter_context(tempfile.TemporaryDirectory())
+        command = [str(program()), "--target", address, "--threads", str(threads)]
         if golden:
             vectors = Path(folder, "golden.jsonl")
             vectors.write_text("".join(_golden_line(name, row) for name, row in golden.items()))
@@ -80,11 +92,33 @@ def run(
             options = f",{stream.options}" if stream.options else ""
             described = f"name={stream.name},plan={plan},{stream.pace},seconds={stream.seconds}"
             command += ["--stream", described + options]
-        timeout = max(stream.seconds for stream in streams) + _MARGIN_S
-        result = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
-    if result.returncode != 0:
-        raise SystemExit(f"error: the load generator ended with {result.stderr.strip()}")
-    return [json.loads(line) for line in result.stdout.splitlines()]
+        self._timeout_s = max(stream.seconds for stream in streams) + _MARGIN_S
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def reports(self) -> list[Report]:
+        """Waits; one report a stream, in their order."""
+        with self._files:
+            try:
+                out, err = self._process.communicate(timeout=self._timeout_s)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                raise
+        if self._process.returncode != 0:
+            raise SystemExit(f"error: the load generator ended with {err.strip()}")
+        return [json.loads(line) for line in out.splitlines()]
+
+
+def run(
+    address: str,
+    streams: Sequence[Stream],
+    golden: Mapping[str, NDArray[np.float32]] | None = None,
+    *,
+    threads: int = 1,
+) -> list[Report]:
+    """Runs the streams at once; one report each, in their order."""
+    return Process(address, streams, golden, threads=threads).reports()
 
 
 def program() -> Path:

@@ -83,9 +83,9 @@ def worker(model: str | None, options: Sequence[str], program: Sequence[str] = W
     return [*program, *listen, *options, *(["--", model] if model else [])]
 
 
-def gateway(model: str | None, worker_address: str) -> list[str]:
-    """The command of Ivy on a free port."""
-    options = ["--port", "0", "--worker", worker_address]
+def gateway(model: str | None, worker_address: str, more: Sequence[str] = ()) -> list[str]:
+    """The command of Ivy on a free port, with `more` options."""
+    options = ["--port", "0", "--worker", worker_address, *more]
     return [*GATEWAY, *options, *(["--", model] if model else [])]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +64,14 @@ SHAPES = {"qwen3-0.6b": QWEN3_0_6B, "bert-base": BERT_BASE, "bge-m3": BGE_M3}
 MEAN, CLS = "pooling_mode_mean_tokens", "pooling_mode_cls_token"
 
 
-def write(name: str, folder: Path, *, device: str = "cpu") -> None:
+def write(name: str, folder: Path, *, device: str = "cpu", tokenizer: Path | None = None) -> None:
     """Writes a sentence-transformers folder in bfloat16.
 
     Args:
         name: A key of `SHAPES`.
         folder: Where; it may exist.
         device: That makes the random numbers.
+        tokenizer: A real tokenizer.json whose ids the shape has; else one that makes an id of each word.
     """
     config = SHAPES[name]
     folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +107,10 @@ def write(name: str, folder: Path, *, device: str = "cpu") -> None:
         "sentence_bert_config.json": {"max_seq_length": max_length, "do_lower_case": False},
     }.items():
         (folder / path).write_text(json.dumps(values, indent=2))
-    _tokenizer(config["vocab_size"]).save(str(folder / "tokenizer.json"))
+    if tokenizer is None:
+        _tokenizer(config["vocab_size"]).save(str(folder / "tokenizer.json"))
+    else:
+        shutil.copyfile(tokenizer, folder / "tokenizer.json")
 
 
 def _qwen3(config: dict[str, Any]) -> dict[str, Shape]:
@@ -175,5 +180,6 @@ if __name__ == "__main__":
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json instead of one id a word")
     options = parser.parse_args()
-    write(options.shape, options.folder, device=options.device)
+    write(options.shape, options.folder, device=options.device, tokenizer=options.tokenizer)

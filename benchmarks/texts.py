@@ -30,6 +30,12 @@ def queries(count: int, num_words: int = 12, seed: int = 1) -> list[str]:
     return [" ".join(source[start : start + num_words]) for start in starts]
 
 
+def random_words(count: int, seed: int) -> str:
+    """One text of the vocabulary that `random_models.py` gives its tokenizers."""
+    rng = random.Random(seed)  # noqa: S311 (texts, no secrets)
+    return " ".join(f"w{rng.randrange(20_000)}" for _ in range(count))
+
+
 def documents(count: int, mean_words: int = 70, seed: int = 2) -> list[str]:
     """Texts of lognormal lengths, as chunks of real documents have."""
     source, rng = words(), random.Random(seed)  # noqa: S311 (texts, no secrets)

@@ -1,16 +1,17 @@
-//! Writes answers: rows of floats straight into the bytes of a body.
+//! Writes answers: rows of floats straight into the bytes of a body, or as they are.
 //!
 //! Numbers are written in their shortest form that reads back to the same float32.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
 use flowerbed_protocol::{Error, ErrorKind};
 
 use crate::admission::Admitted;
 use crate::dispatch::Rows;
 use crate::form::Names;
 use crate::pipeline::Collected;
-use crate::wire::{Format, Usage};
+use crate::wire::Usage;
 
 /// The vectors of an answer.
 #[derive(Debug)]
@@ -29,7 +30,8 @@ pub(crate) struct Vectors {
 #[derive(Clone, Debug)]
 pub(crate) struct OpenAiAnswer {
     pub(crate) model: String,
-    pub(crate) format: Format,
+    /// Vectors as base64, not as lists of numbers.
+    pub(crate) is_base64: bool,
     pub(crate) usage: Usage,
 }
 
@@ -70,6 +72,20 @@ impl Vectors {
         }
         let message = "gave a value that is not a number";
         Err(self.names.error(ErrorKind::EngineFailed, index, message))
+    }
+
+    /// The rows end to end, as they came.
+    pub(crate) fn bytes(&self) -> Result<Bytes, Error> {
+        for row in self.checked() {
+            row?;
+        }
+        Ok(match &self.chunks[..] {
+            [rows] => rows.data.clone(),
+            chunks => {
+                let data: Vec<&[u8]> = chunks.iter().map(|rows| &rows.data[..]).collect();
+                data.concat().into()
+            }
+        })
     }
 
     fn body(&self) -> Vec<u8> {
@@ -144,11 +160,10 @@ impl OpenAiAnswer {
             body.extend_from_slice(br#"{"object":"embedding","index":"#);
             body.extend_from_slice(itoa::Buffer::new().format(index).as_bytes());
             body.extend_from_slice(br#","embedding":"#);
-            match self.format {
-                Format::Float => {
-                    write_floats(&mut body, row.iter().copied().map(f32::from_le_bytes));
-                }
-                Format::Base64 => write_base64(&mut body, row.as_flattened()),
+            if self.is_base64 {
+                write_base64(&mut body, row.as_flattened());
+            } else {
+                write_floats(&mut body, row.iter().copied().map(f32::from_le_bytes));
             }
             body.push(b'}');
         }
@@ -214,10 +229,10 @@ mod tests {
         }
     }
 
-    fn written(rows: &[&[f32]], format: Format) -> Result<Value, Error> {
+    fn written(rows: &[&[f32]], is_base64: bool) -> Result<Value, Error> {
         let answer = OpenAiAnswer {
             model: "m\"q".to_owned(),
-            format,
+            is_base64,
             usage: Usage::of(7),
         };
         let body = answer.write(&vectors(rows, &[1, 1]))?;
@@ -225,8 +240,21 @@ mod tests {
     }
 
     #[test]
+    fn bytes_are_the_rows_end_to_end_and_finite() {
+        let two: &[&[f32]] = &[&[1.0, -0.5], &[1e-7, 3.0]];
+        let bytes = vectors(two, &[1, 1]).bytes().unwrap();
+        let expected: Vec<u8> = two.concat().iter().flat_map(|x| x.to_le_bytes()).collect();
+        assert_eq!(bytes, expected);
+        let one = vectors(&two[..1], &[1]);
+        let (bytes, chunk) = (one.bytes().unwrap(), &one.chunks[0].data);
+        assert_eq!(bytes.as_ptr(), chunk.as_ptr()); // not copied
+        let bad = vectors(&[&[1.0, 1.0], &[f32::NAN, 1.0]], &[1, 1]);
+        assert_eq!(bad.bytes().unwrap_err().index, Some(1));
+    }
+
+    #[test]
     fn the_body_has_openais_shape() {
-        let body = written(&[&[1.0, -0.5], &[1e-7, 3.0]], Format::Float).unwrap();
+        let body = written(&[&[1.0, -0.5], &[1e-7, 3.0]], false).unwrap();
         assert_eq!(
             body,
             json!({
@@ -266,8 +294,8 @@ mod tests {
             let rows: [&[f32]; 3] = [&[1.0, 2.0], &[1.0, 2.0], &[1.0, bad]];
             let vectors = vectors(&rows, &[1, 2]);
             let results = [
-                (written(&rows, Format::Float).unwrap_err(), 2),
-                (written(&rows, Format::Base64).unwrap_err(), 2),
+                (written(&rows, false).unwrap_err(), 2),
+                (written(&rows, true).unwrap_err(), 2),
                 (vectors.write_list().unwrap_err(), 2),
                 (vectors.write_cosines().unwrap_err(), 2),
                 (vectors.write_tokens().unwrap_err(), 1),
@@ -289,13 +317,13 @@ mod tests {
                 any::<u32>().prop_map(f32::from_bits).prop_filter("finite", |x| x.is_finite()), 1..40,
             ),
         ) {
-            let floats = written(&[&row], Format::Float).unwrap();
+            let floats = written(&[&row], false).unwrap();
             let numbers = floats["data"][0]["embedding"].as_array().unwrap();
             for (number, value) in numbers.iter().zip(&row) {
                 let text = number.to_string();
                 prop_assert_eq!(text.parse::<f32>().unwrap().to_bits(), value.to_bits());
             }
-            let packed = written(&[&row], Format::Base64).unwrap();
+            let packed = written(&[&row], true).unwrap();
             let bytes = STANDARD.decode(packed["data"][0]["embedding"].as_str().unwrap()).unwrap();
             prop_assert_eq!(bytes, row.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
         }

@@ -71,8 +71,9 @@ fn property(field: &str) -> Value {
         ),
         "user" => ("string", "Of no effect."),
         "encoding_format" => {
-            let description = "base64 is little-endian float32; only /v1/embeddings gives it.";
-            return json!({"enum": ["float", "base64", null], "description": description});
+            let description = "base64 is little-endian float32, bytes an octet-stream of it, row \
+                after row, its shape in x-flowerbed-shape; only /v1/embeddings gives them.";
+            return json!({"enum": ["float", "base64", "bytes", null], "description": description});
         }
         "truncation_direction" => {
             let description = "The side at which a longer input is cut; the model's own if absent.";
@@ -125,7 +126,11 @@ pub(crate) fn good_answer(answer: Answer) -> Option<Value> {
         Answer::Tokens => (JSON, list(&list(&token()))),
         Answer::Info => (JSON, info()),
     };
-    Some(json!({"description": "the answer", "content": {media: {"schema": schema}}}))
+    let mut content = json!({media: {"schema": schema}});
+    if answer == Answer::Embeddings {
+        content["application/octet-stream"] = json!({});
+    }
+    Some(json!({"description": "the answer", "content": content}))
 }
 
 const JSON: &str = "application/json";

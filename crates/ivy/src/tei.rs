@@ -137,10 +137,11 @@ async fn run(
     Ok((headers, json_bytes(StatusCode::OK, body.into())).into_response())
 }
 
-/// Bare lists have no place for base64.
+/// Lists of numbers are all that these routes' clients read.
 fn check_format(options: &Options) -> Result<(), RequestError> {
-    if options.format == Some(Format::Base64) {
-        let message = "encoding_format can only be float here; /v1/embeddings also gives base64";
+    if options.format.is_some_and(|format| format != Format::Float) {
+        let message =
+            "encoding_format can only be float here; /v1/embeddings also gives base64 and bytes";
         return Err(RequestError::invalid("encoding_format", message));
     }
     Ok(())

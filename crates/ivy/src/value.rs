@@ -48,8 +48,9 @@ impl Value<'_> {
             Scalar::Null => Ok(None),
             Scalar::Text(text) if text == "float" => Ok(Some(Format::Float)),
             Scalar::Text(text) if text == "base64" => Ok(Some(Format::Base64)),
-            Scalar::Text(text) => self.wrong_word("float or base64", text),
-            _ => self.wrong("\"float\" or \"base64\""),
+            Scalar::Text(text) if text == "bytes" => Ok(Some(Format::Bytes)),
+            Scalar::Text(text) => self.wrong_word("float, base64 or bytes", text),
+            _ => self.wrong("\"float\", \"base64\" or \"bytes\""),
         }
     }
 

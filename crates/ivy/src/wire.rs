@@ -12,6 +12,8 @@ pub(crate) enum Format {
     Float,
     /// Little-endian float32 in base64.
     Base64,
+    /// No JSON: little-endian float32, row after row.
+    Bytes,
 }
 
 /// `usage` of an answer.

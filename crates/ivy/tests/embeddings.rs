@@ -115,6 +115,43 @@ fn pa_01_base64_decodes_to_the_floats_of_the_float_answer() {
 }
 
 #[test]
+fn pa_01_bytes_are_the_floats_of_the_float_answer_without_json() {
+    let tulip = Tulip::start();
+    let ivy = Ivy::over(&[&tulip]);
+    for dimensions in [1, 3, DIMENSIONS] {
+        let ask = |format: &str| {
+            ivy.embed(&json!({
+                "input": ["a", "b c"], "encoding_format": format, "dimensions": dimensions
+            }))
+        };
+        let floats = ask("float");
+        let octets = ask("bytes");
+        assert_eq!(octets.status, 200);
+        for (name, value) in [
+            ("content-type", "application/octet-stream"),
+            ("x-flowerbed-shape", &format!("2,{dimensions}")),
+            ("x-flowerbed-tokens", &prompt_tokens(&floats).to_string()),
+            ("x-flowerbed-space", model::SPACE),
+            ("x-flowerbed-truncated", "0"),
+        ] {
+            assert_eq!(octets.header(name), Some(value), "{name}");
+        }
+        let rows = floats.vectors().concat();
+        let expected: Vec<u8> = rows.iter().flat_map(|value| value.to_le_bytes()).collect();
+        assert_eq!(octets.body, expected);
+    }
+    let listed = ivy.client.post(
+        "/embed",
+        &json!({"inputs": "a", "encoding_format": "bytes"}),
+    );
+    assert_eq!(listed.status, 422);
+    assert!(listed.tei_error().0.contains("/v1/embeddings"));
+    let unknown = ivy.embed(&json!({"input": "a", "encoding_format": "bits"}));
+    let message = unknown.error()["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("float, base64 or bytes"), "{message}");
+}
+
+#[test]
 fn pa_04_the_native_size_is_always_served_and_listed_sizes_bind() {
     let mut behaviour = Behaviour::default();
     behaviour.info.allowed_dimensions = vec![2, 4];

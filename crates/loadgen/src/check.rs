@@ -1,5 +1,5 @@
-//! Whether an embedding answer is right: as many rows as asked, in order, finite, of length one,
-//! and equal to the vectors that the plan names.
+//! Whether an embedding answer is right, in JSON, as bytes or from a worker: as many rows as asked, in
+//! order, finite, of length one, and equal to the vectors that the plan names.
 
 use std::fmt;
 
@@ -7,6 +7,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::de::{self, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+
+use flowerbed_protocol::v1::{Output, RunResponse};
 
 use crate::plan::{Item, floats};
 
@@ -76,6 +78,36 @@ pub fn check(body: &[u8], item: &Item, check: Check) -> Result<u64, String> {
     Ok(answer.usage.prompt_tokens)
 }
 
+/// The same of little-endian float32, rows end to end.
+pub fn check_raw(body: &[u8], item: &Item, check: Check) -> Result<(), String> {
+    let values = floats(body)?;
+    if item.num_rows == 0 || values.is_empty() || values.len() % item.num_rows != 0 {
+        let (given, asked) = (values.len(), item.num_rows);
+        return Err(format!("{given} values are not {asked} rows"));
+    }
+    let Check::Rows { tolerance } = check else {
+        return Ok(());
+    };
+    let rows = values.chunks_exact(values.len() / item.num_rows);
+    rows.enumerate().try_for_each(|(position, row)| {
+        let golden = item.golden.get(position).and_then(Option::as_deref);
+        check_row(row, golden, tolerance).map_err(|reason| format!("row {position} {reason}"))
+    })
+}
+
+/// Tokens of a worker's answer to `item`, or what is wrong with it.
+pub fn check_run(response: &RunResponse, item: &Item, check: Check) -> Result<u64, String> {
+    let [Output { shape, data, .. }] = &response.outputs[..] else {
+        return Err(format!("{} outputs instead of 1", response.outputs.len()));
+    };
+    if shape.first() != Some(&(item.num_rows as u64)) {
+        return Err(format!("shape {shape:?} instead of {} rows", item.num_rows));
+    }
+    check_raw(data, item, check)?;
+    let num_ids = item.run.as_ref().map_or(0, |run| run.ids.len() / 4);
+    Ok(num_ids as u64)
+}
+
 fn check_row(row: &[f32], golden: Option<&[f32]>, tolerance: f32) -> Result<(), String> {
     if row.is_empty() || !row.iter().all(|value| value.is_finite()) {
         return Err("is empty or not finite".to_owned());
@@ -141,6 +173,7 @@ mod tests {
             path: Uri::from_static("/"),
             headers: HeaderMap::new(),
             body: bytes::Bytes::new(),
+            run: None,
             num_rows,
             expect: vec![200],
             hang_up_after: None,
@@ -186,6 +219,22 @@ mod tests {
             let error = check(&answer(rows), &golden, ALL).unwrap_err();
             assert!(error.contains(reason), "{error}");
         }
+    }
+
+    #[test]
+    fn rows_as_bytes_are_checked_alike() {
+        let bytes = |values: &[f32]| -> Vec<u8> {
+            let bytes = values.iter().map(|value| value.to_le_bytes());
+            bytes.flatten().collect()
+        };
+        let right = bytes(&[0.6, 0.8, 1.0, 0.0]);
+        assert_eq!(check_raw(&right, &item(2, None), ALL), Ok(()));
+        check_raw(&right, &item(3, None), Check::Nothing).unwrap_err();
+        check_raw(&right[1..], &item(2, None), Check::Nothing).unwrap_err();
+        let long = check_raw(&bytes(&[3.0, 4.0]), &item(1, None), ALL);
+        assert!(long.unwrap_err().contains("length 5"));
+        let other = check_raw(&bytes(&[1.0, 0.0]), &item(1, Some(&[0.0, 1.0])), ALL);
+        assert!(other.unwrap_err().contains("golden"));
     }
 
     #[test]

@@ -5,10 +5,12 @@ use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use flowerbed_loadgen::client::Client;
 use flowerbed_loadgen::options::{Error, Options};
 use flowerbed_loadgen::plan::{self, Golden};
 use flowerbed_loadgen::report::Report;
 use flowerbed_loadgen::stream;
+use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -30,8 +32,13 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     let options = Options::parse(std::env::args().skip(1))?;
     let golden = options.golden.as_deref().map(plan::read_golden);
     let golden = golden.transpose()?.unwrap_or_default();
-    // One thread: it leaves the other cores to the server, which runs on the same machine.
-    let runtime = tokio::runtime::Builder::new_current_thread()
+    // One thread as a rule: it leaves the other cores to the server, which runs on the same machine.
+    let mut builder = match options.num_threads {
+        1 => Builder::new_current_thread(),
+        _ => Builder::new_multi_thread(),
+    };
+    let runtime = builder
+        .worker_threads(options.num_threads)
         .enable_all()
         .build()?;
     let reports = runtime.block_on(load(options, &golden))?;
@@ -49,13 +56,14 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
 async fn load(options: Options, golden: &Golden) -> Result<Vec<Report>, Error> {
     let mut prepared = Vec::new();
     for stream in options.streams {
-        prepared.push((plan::read(&stream.plan, golden)?, stream));
+        let items = plan::read(&stream.plan, golden)?;
+        let client = Client::open(options.target, &items).await?;
+        prepared.push((items, client, stream));
     }
     let start = Instant::now() + LEAD;
     let mut running = JoinSet::new();
-    for (number, (items, stream)) in prepared.into_iter().enumerate() {
-        let target = options.target;
-        running.spawn(async move { (number, stream::run(stream, items, target, start).await) });
+    for (number, (items, client, stream)) in prepared.into_iter().enumerate() {
+        running.spawn(async move { (number, stream::run(stream, items, client, start).await) });
     }
     let mut reports = running.join_all().await;
     reports.sort_by_key(|(number, _)| *number);

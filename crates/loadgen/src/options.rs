@@ -11,14 +11,18 @@ use crate::check::Check;
 
 /// How to call it.
 pub const USAGE: &str = "\
-usage: flowerbed-loadgen --target http://127.0.0.1:PORT [--golden FILE] --stream KEY=VALUE,... ...
+usage: flowerbed-loadgen --target http://127.0.0.1:PORT [--threads N] [--golden FILE]
+                         --stream KEY=VALUE,... ...
 
 Sends the requests of a plan to a server on this machine; prints one JSON object a stream.
 
+  --target URL    a gateway, or a worker as grpc://127.0.0.1:PORT
+  --threads N     that send and receive (1)
   --golden FILE   JSON lines {\"id\", \"vector\": base64 of little-endian float32}
   --stream ...    one stream; repeat it for several at once:
     plan=FILE         JSON lines {\"body\" or \"raw_body\", \"method\", \"path\", \"headers\", \"rows\",
-                      \"expect\": [statuses], \"hang_up_ms\", \"golden\": [ids]}, sent in turn
+                      \"expect\": [statuses], \"hang_up_ms\", \"golden\": [ids]}, sent in turn;
+                      for a worker {\"run\": {\"ids\": [[ids], ...], \"lane\"}, ...}
     poisson=RATE      open loop, or constant=RATE; latencies count from the intended time
     callers=N         closed loop, instead of a rate
     seconds=S         length of the schedule (10); what was sent is waited for
@@ -42,11 +46,22 @@ pub enum Error {
     Plan(String),
 }
 
+/// What is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Over HTTP.
+    Gateway(SocketAddr),
+    /// By `Run`, over gRPC.
+    Worker(SocketAddr),
+}
+
 /// All of the command line.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// On loopback.
-    pub target: SocketAddr,
+    pub target: Target,
+    /// That send and receive.
+    pub num_threads: usize,
     /// Vectors that plans name.
     pub golden: Option<PathBuf>,
     /// Run at once.
@@ -78,6 +93,7 @@ impl Options {
     /// Reads the arguments after the program's name.
     pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Self, Error> {
         let (mut target, mut golden, mut streams) = (None, None, Vec::new());
+        let mut num_threads = 1;
         let mut arguments = arguments.into_iter();
         while let Some(option) = arguments.next() {
             let mut value = || {
@@ -86,6 +102,12 @@ impl Options {
             };
             match option.as_str() {
                 "--target" => target = Some(loopback(&value()?)?),
+                "--threads" => {
+                    let value = value()?;
+                    let count = value.parse().ok().filter(|count| *count > 0);
+                    let bad = || Error::Usage(format!("--threads {value}: must be 1 or more"));
+                    num_threads = count.ok_or_else(bad)?;
+                }
                 "--golden" => golden = Some(PathBuf::from(value()?)),
                 "--stream" => streams.push(stream(&value()?)?),
                 _ => return Err(Error::Usage(format!("unknown option {option}\n\n{USAGE}"))),
@@ -94,6 +116,7 @@ impl Options {
         match target {
             Some(target) if !streams.is_empty() => Ok(Self {
                 target,
+                num_threads,
                 golden,
                 streams,
             }),
@@ -103,17 +126,23 @@ impl Options {
 }
 
 /// A load generator that can be pointed at other people's machines is a weapon.
-fn loopback(url: &str) -> Result<SocketAddr, Error> {
+fn loopback(url: &str) -> Result<Target, Error> {
     let refused = |reason: &str| Error::Usage(format!("--target {url}: {reason}"));
     let uri: Uri = url.parse().map_err(|_| refused("is no URL"))?;
-    if uri.scheme_str() != Some("http") || uri.path() != "/" {
-        return Err(refused("must be http://HOST:PORT"));
+    let target = match uri.scheme_str() {
+        Some("http") => Target::Gateway,
+        Some("grpc") => Target::Worker,
+        _ => return Err(refused("must be http://HOST:PORT or grpc://HOST:PORT")),
+    };
+    if !matches!(uri.path(), "" | "/") {
+        return Err(refused("must have no path"));
     }
     let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
     let addresses = (host, uri.port_u16().unwrap_or(80)).to_socket_addrs();
     let mut addresses = addresses.map_err(|_| refused("cannot be resolved"))?;
     addresses
         .find(|address| address.ip().is_loopback())
+        .map(target)
         .ok_or_else(|| refused("is not on loopback; only this machine may be loaded"))
 }
 
@@ -196,12 +225,19 @@ mod tests {
             "http://[::1]:80",
             "http://localhost:1",
         ] {
-            assert!(parse(good, stream).unwrap().target.ip().is_loopback());
+            let Target::Gateway(address) = parse(good, stream).unwrap().target else {
+                panic!("{good} is a gateway");
+            };
+            assert!(address.ip().is_loopback());
         }
+        let worker = parse("grpc://127.0.0.1:7", stream).unwrap().target;
+        assert_eq!(worker, Target::Worker(([127, 0, 0, 1], 7).into()));
         for bad in [
             "http://192.0.2.1:80",
             "http://0.0.0.0:80",
+            "grpc://192.0.2.1:80",
             "https://127.0.0.1:1",
+            "http://127.0.0.1:1/path",
             "x",
         ] {
             parse(bad, stream).unwrap_err();

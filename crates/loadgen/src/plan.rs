@@ -9,6 +9,8 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use flowerbed_protocol::packed;
+use flowerbed_protocol::v1::{Dtype, Head, Lane, OutputSpec, RunRequest};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -29,6 +31,8 @@ pub struct Item {
     pub headers: HeaderMap,
     /// As it stands in the plan.
     pub body: Bytes,
+    /// Instead of all of these, for a worker; who sends it adds its model and space.
+    pub run: Option<RunRequest>,
     /// Rows of a right answer; 0 for routes that give none.
     pub num_rows: usize,
     /// Statuses that are right.
@@ -51,6 +55,8 @@ struct Line {
     body: Option<Box<RawValue>>,
     /// Instead of `body`: bytes that need not be JSON.
     raw_body: Option<String>,
+    /// Instead of `body`: what a worker is asked.
+    run: Option<RunLine>,
     #[serde(default)]
     rows: usize,
     #[serde(default = "ok")]
@@ -58,6 +64,22 @@ struct Line {
     hang_up_ms: Option<u64>,
     #[serde(default)]
     golden: Vec<Option<String>>,
+}
+
+/// Float32 vectors of these sequences.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RunLine {
+    ids: Vec<Vec<u32>>,
+    lane: LaneName,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum LaneName {
+    Online,
+    Scoring,
+    Bulk,
 }
 
 #[derive(Deserialize)]
@@ -135,11 +157,11 @@ fn item(line: Line, golden: &Golden) -> Result<Item, String> {
             HeaderValue::try_from(value).map_err(|e| e.to_string())?,
         );
     }
-    let body = match (line.body, line.raw_body) {
-        (Some(_), Some(_)) => return Err("body and raw_body are both given".to_owned()),
-        (Some(json), None) => Bytes::from(json.get().to_owned()),
-        (None, Some(raw)) => Bytes::from(raw),
-        (None, None) => Bytes::new(),
+    let body = match (line.body, line.raw_body, &line.run) {
+        (Some(json), None, None) => Bytes::from(json.get().to_owned()),
+        (None, Some(raw), None) => Bytes::from(raw),
+        (None, None, _) => Bytes::new(),
+        _ => return Err("give one of body, raw_body and run".to_owned()),
     };
     if !line.golden.is_empty() && line.golden.len() != line.rows {
         let (rows, given) = (line.rows, line.golden.len());
@@ -158,10 +180,32 @@ fn item(line: Line, golden: &Golden) -> Result<Item, String> {
         path: Uri::try_from(&line.path).map_err(|e| e.to_string())?,
         headers,
         body,
+        run: line.run.as_ref().map(run_request).transpose()?,
         num_rows: line.rows,
         expect: line.expect,
         hang_up_after: line.hang_up_ms.map(Duration::from_millis),
         golden: vectors.collect::<Result<_, _>>()?,
+    })
+}
+
+fn run_request(line: &RunLine) -> Result<RunRequest, String> {
+    let lengths: Result<Vec<u32>, _> = line.ids.iter().map(|ids| ids.len().try_into()).collect();
+    let lengths = lengths.map_err(|_| "a sequence is too long".to_owned())?;
+    let lane = match line.lane {
+        LaneName::Online => Lane::Online,
+        LaneName::Scoring => Lane::Scoring,
+        LaneName::Bulk => Lane::Bulk,
+    };
+    Ok(RunRequest {
+        head: Head::Embed.into(),
+        ids: packed::from_u32s(&line.ids.concat()),
+        lengths: packed::from_u32s(&lengths),
+        outputs: vec![OutputSpec {
+            dtype: Dtype::Float32.into(),
+            ..OutputSpec::default()
+        }],
+        lane: lane.into(),
+        ..RunRequest::default()
     })
 }
 
@@ -191,6 +235,15 @@ mod tests {
     }
 
     #[test]
+    fn a_line_for_a_worker_holds_sequences_end_to_end() {
+        let line = "{\"run\": {\"ids\": [[1, 2], [3]], \"lane\": \"scoring\"}, \"rows\": 2}";
+        let run = read_text(line).unwrap()[0].run.clone().unwrap();
+        assert_eq!(packed::to_u32s(&run.ids).unwrap(), [1, 2, 3]);
+        assert_eq!(packed::to_u32s(&run.lengths).unwrap(), [2, 1]);
+        assert_eq!((run.head(), run.lane()), (Head::Embed, Lane::Scoring));
+    }
+
+    #[test]
     fn a_bad_line_is_refused_with_its_number() {
         for (text, reason) in [
             ("{}\n{\"bodi\": 1}", ":2: unknown field"),
@@ -198,6 +251,14 @@ mod tests {
             (
                 "{\"rows\": 2, \"golden\": [null]}",
                 "golden names 1 rows of 2",
+            ),
+            (
+                "{\"body\": 1, \"run\": {\"ids\": [], \"lane\": \"bulk\"}}",
+                "one of body, raw_body and run",
+            ),
+            (
+                "{\"run\": {\"ids\": [], \"lane\": \"fast\"}}",
+                "unknown variant",
             ),
             ("", "no requests"),
         ] {

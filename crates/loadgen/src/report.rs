@@ -1,7 +1,7 @@
 //! What came of one stream: counts and percentiles, printed as one JSON object.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use tokio::time::Instant;
@@ -101,6 +101,8 @@ pub struct Tail {
 pub struct Report {
     /// Of the stream.
     pub name: String,
+    /// When the schedule began, in seconds since 1970: for reports of several processes.
+    pub began_s: f64,
     /// From the start of the schedule to the last end.
     pub seconds: f64,
     /// Every request that left.
@@ -238,7 +240,9 @@ impl Tally {
     pub fn finish(self, (num_opened, num_broken): (u64, u64)) -> Report {
         let seconds = (self.ended - self.started).as_secs_f64();
         let rate = |count: f64| if seconds > 0.0 { count / seconds } else { 0.0 };
+        let began = (SystemTime::now() - self.started.elapsed()).duration_since(UNIX_EPOCH);
         Report {
+            began_s: began.unwrap_or_default().as_secs_f64(),
             seconds,
             achieved_per_second: rate(self.latencies.len() as f64),
             rows_per_second: rate(self.num_rows as f64),

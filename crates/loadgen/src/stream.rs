@@ -3,35 +3,30 @@
 //! A thread of its own keeps the schedule: tokio's timer counts in whole milliseconds, which is as
 //! long as a short query takes.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use http::HeaderMap;
-use http::header::RETRY_AFTER;
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::arrivals::{Arrivals, Pace};
-use crate::check::check;
-use crate::connection::{Connections, Response};
+use crate::client::Client;
 use crate::options::StreamOptions;
 use crate::plan::Item;
-use crate::report::{Answered, End, Report, Tally, Times};
+use crate::report::{End, Report, Tally, Times};
 
 /// Arrivals that wait to be begun; if more are due, the client is late, and says so.
 const MAX_DUE: usize = 4_096;
-const RETRYABLE: [u16; 2] = [429, 503];
 
 /// One stream that runs.
 #[derive(Debug)]
 struct Stream {
     options: StreamOptions,
     items: Arc<[Item]>,
-    connections: Connections,
+    client: Client,
     tally: Mutex<Tally>,
 }
 
@@ -39,11 +34,11 @@ struct Stream {
 pub async fn run(
     options: StreamOptions,
     items: Arc<[Item]>,
-    target: SocketAddr,
+    client: Client,
     start: Instant,
 ) -> Report {
     let stream = Arc::new(Stream {
-        connections: Connections::new(target),
+        client,
         tally: Mutex::new(Tally::new(&options.name, start)),
         items,
         options,
@@ -56,7 +51,7 @@ pub async fn run(
             }
         }
     }
-    let counts = stream.connections.counts();
+    let counts = stream.client.counts();
     let empty = Tally::new(&stream.options.name, start);
     std::mem::replace(&mut *stream.tally.lock(), empty).finish(counts)
 }
@@ -124,41 +119,18 @@ impl Stream {
         let item = &self.items[index % self.items.len()];
         let patience = item.hang_up_after.unwrap_or(self.options.timeout);
         let sent = Instant::now();
-        let result = timeout(patience, self.connections.send(item)).await;
+        let result = timeout(patience, self.client.send(item)).await;
         let times = Times {
             intended,
             sent,
             ended: Instant::now(),
         };
         let end = match result {
-            Ok(Ok(response)) => End::Answered(self.judge(item, &response)),
+            Ok(Ok(reply)) => End::Answered(reply.judge(item, self.options.check)),
             Ok(Err(step)) => End::Failed(step),
             Err(_) if item.hang_up_after.is_some() => End::HungUp,
             Err(_) => End::Failed("timeout"),
         };
         self.tally.lock().add(times, end);
     }
-
-    fn judge(&self, item: &Item, response: &Response) -> Answered {
-        let status = response.status.as_u16();
-        let checked = if status == 200 {
-            check(&response.body, item, self.options.check)
-        } else if RETRYABLE.contains(&status) && !response.headers.contains_key(RETRY_AFTER) {
-            Err(format!("{status} without Retry-After"))
-        } else {
-            Ok(0)
-        };
-        let micros = |name| header_number(&response.headers, name);
-        Answered {
-            status,
-            is_expected: item.expect.contains(&status),
-            checked,
-            num_rows: item.num_rows,
-            server_us: micros("x-flowerbed-queue-us").zip(micros("x-flowerbed-step-us")),
-        }
-    }
-}
-
-fn header_number(headers: &HeaderMap, name: &str) -> Option<u64> {
-    headers.get(name)?.to_str().ok()?.parse().ok()
 }
