@@ -164,6 +164,8 @@ class Lane:
         if self._host_plans is not None:
             when = GraphCapture.OFF
         is_tight = self._model.backend is not Backend.FLASH_ATTN_4
+        if is_tight and when is GraphCapture.START:
+            when = GraphCapture.LAZY
         grid = make_grid(max_tokens, is_bound_tight=is_tight)
         largest = grid.largest
         max_slots = largest.num_slots
@@ -179,13 +181,16 @@ class Lane:
         self._slots = [self._new_slot(self._words, self._bytes) for _ in range(STEPS_IN_FLIGHT)]
         self._graphs = GraphCache(
             grid,
-            when=GraphCapture.LAZY if is_tight and when is GraphCapture.START else when,
+            when=when,
             memory_limit=memory_limit,
             capture=self._capture_key,
         )
         with self._device.on(self._stream):
-            # So that its memory is there before requests come.
+            # So that its memory is there before requests come, and no capture among them builds a kernel.
             self._run_padding(largest)
+            for one in grid.classes if when is GraphCapture.LAZY else ():
+                for key in one.all_keys()[:: max(1, len(one.buckets) - 1)]:
+                    self._run_padding(key)
         self._device.synchronize()
         self._graphs.capture_all()
         self._device.synchronize()
