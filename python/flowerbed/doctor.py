@@ -181,8 +181,8 @@ def _budget(report: Report, max_batch_tokens: int | None) -> None:
         "budget",
         max_batch_tokens=max_batch_tokens or "the measured knee",
         without_a_knee=config.CPU_BATCH_TOKENS,
-        without_a_knee_on_a_gpu=config.GPU_BATCH_TOKENS,
-        without_ragged_attention_there=config.GPU_ONE_STREAM_BATCH_TOKENS,
+        at_least_on_a_gpu=config.GPU_BATCH_TOKENS,
+        without_a_knee_or_ragged_attention_there=config.GPU_ONE_STREAM_BATCH_TOKENS,
         saturation_batch_tokens=config.CPU_SATURATION_BATCH_TOKENS,
         saturation_batch_tokens_on_a_gpu=config.GPU_SATURATION_BATCH_TOKENS,
         max_batch_sequences=config.MAX_BATCH_SEQUENCES,
@@ -191,16 +191,17 @@ def _budget(report: Report, max_batch_tokens: int | None) -> None:
         measured_in=str(knee.cache_file()),
     )
     for found in knee.stored():
-        now = knee.conditions("cpu", found.conditions.space)
+        now = knee.conditions("cpu", found.conditions.space, found.conditions.attention)
         names = {now.device, *machine.gpu_names()}
         is_used = found.conditions.device in names and (
             found.conditions.flowerbed, found.conditions.torch
         ) == (now.flowerbed, now.torch)  # fmt: skip
         if is_used:
             rate = f"{found.tokens_per_second:,.0f} tokens/s on {found.conditions.device}"
+            name = f"{found.model} ({found.conditions.space}, {found.conditions.attention})"
             report.add(
                 "measured knees",
-                **{f"{found.model} ({found.conditions.space})": f"{found.tokens} tokens, {rate}"},
+                **{name: f"{found.tokens} tokens, {rate}"},
             )
 
 
