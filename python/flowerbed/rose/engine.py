@@ -25,6 +25,7 @@ from flowerbed.rose.device import (
 from flowerbed.rose.graphs import StepSizes
 from flowerbed.rose.grouped import GroupedRunner
 from flowerbed.rose.inputs import Batch, PackedBatch, RowFormat
+from flowerbed.rose.kernels import scaled_linear
 from flowerbed.rose.kernels.attention import Backend
 from flowerbed.rose.kernels.pack import STATUS_NOT_FINITE
 from flowerbed.rose.layers.pooled import EmbedHead, Head, token_rows
@@ -129,7 +130,7 @@ class Engine:
         return ModelInfo(
             id=folder.id,
             revision=folder.revision,
-            space=folder.space(self.dtype, digests),
+            space=folder.space(self.dtype, digests, self.kernels),
             tokenizer_sha256=folder.tokenizer_sha256,
             text_sha256=folder.text_sha256,
             max_length=folder.text.max_length,
@@ -154,7 +155,14 @@ class Engine:
     @property
     def space(self) -> str:
         """See `ModelFolder.space`. Hashes the weights, about 1 s a GB."""
-        return self.folder.space(self.dtype)
+        return self.folder.space(self.dtype, kernels=self.kernels)
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """See `ModelFolder.space`."""
+        if self.dtype is not DType.FP8:
+            return ()
+        return (*scaled_linear.kernels(self.device), self.attention)
 
     @property
     def streams(self) -> tuple[str, ...]:
