@@ -42,8 +42,8 @@ def doctor(
 ) -> None:
     """Say what is installed, what is found on this machine, and what would keep `serve` from working.
 
-    Reads versions, devices, threads, budgets, the model, limits. Without --measure it loads no model and
-    uses no network: a hub id is only looked up in the cache.
+    Reads versions, devices, threads, budgets, the model but for its weights, limits. Without --measure it loads
+    no model and uses no network: a hub id is only looked up in the cache.
 
     Exit codes: 0 if serving would work, 1 with the reasons if not, or if the machine was too busy to
     measure.

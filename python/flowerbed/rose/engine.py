@@ -101,21 +101,8 @@ class Engine:
         """
         target = pick_device(device)
         chosen = pick_dtype(dtype, target)
-        make_encoder = encoder_class(folder.config)
-        with (
-            torch.inference_mode(),
-            Weights(
-                folder.files(),
-                folder.prefix,
-                dtype=TORCH_DTYPES[chosen],
-                device=target,
-                in_8_bits=chosen is DType.FP8,
-                progress=progress,
-            ) as weights,
-        ):
-            encoder = make_encoder(folder.config, weights)
-            weights.finish()
-            heads: dict[str, Head] = {"embed": EmbedHead(folder, target), "tokens": token_rows}
+        with torch.inference_mode():
+            encoder, heads = _read(folder, target, chosen, progress)
             backend = pick_attention(attention, target, TORCH_DTYPES[chosen], encoder.head_dim)
             runner = _runner(folder, encoder, heads, target, backend)
         engine = cls(folder, encoder, heads, runner, target, chosen)
@@ -228,6 +215,34 @@ class Engine:
                     f"{self.folder.id} in {self.dtype} gives a vector that is {what} for a plain "
                     "input: its weights are damaged, or need another --dtype"
                 )
+
+
+def check(folder: ModelFolder) -> None:
+    """Whether `Engine.load` would take a folder: its architecture, settings, and what tensors there are.
+
+    Reads none of the weights and needs no device.
+
+    Raises:
+        ModelError: As `Engine.load` would raise it.
+    """
+    _read(folder, torch.device("meta"), DType.FLOAT32)
+
+
+def _read(
+    folder: ModelFolder, device: torch.device, dtype: DType, progress: Progress | None = None
+) -> tuple[Encoder, dict[str, Head]]:
+    make_encoder = encoder_class(folder.config)
+    with Weights(
+        folder.files(),
+        folder.prefix,
+        dtype=TORCH_DTYPES[dtype],
+        device=device,
+        in_8_bits=dtype is DType.FP8,
+        progress=progress,
+    ) as weights:
+        encoder = make_encoder(folder.config, weights)
+        weights.finish()
+    return encoder, {"embed": EmbedHead(folder, device), "tokens": token_rows}
 
 
 def _runner(
