@@ -9,7 +9,9 @@ mod begun;
 mod limits;
 mod moving;
 mod serve;
+mod share;
 mod traffic;
 
 pub use limits::Limits;
 pub use serve::{Accept, serve};
+pub use share::Share;

@@ -19,6 +19,7 @@ use crate::answer::Counted;
 use crate::begun::Begun;
 use crate::limits::Limits;
 use crate::moving::Moving;
+use crate::share::Share;
 use crate::traffic::Traffic;
 
 /// After a failed accept: out of file descriptors, say.
@@ -95,6 +96,7 @@ impl Connections {
             still,
             write,
             unread,
+            answer_bytes,
             ..
         } = self.limits;
         let (http, router) = (self.http.clone(), self.router.clone());
@@ -114,6 +116,7 @@ impl Connections {
             let service = Counted {
                 router,
                 traffic: Traffic::new(unread),
+                share: Share::new(answer_bytes),
             };
             run(stream, &http, service, is_draining).await;
         });

@@ -145,8 +145,7 @@ pub(crate) async fn run(
             Head::Tokens => num_tokens,
             _ => sequences.len(),
         };
-        app.answers
-            .check(BYTES_PER_VALUE * num_rows * dimensions as usize)?;
+        call.check_answer(BYTES_PER_VALUE * num_rows * dimensions as usize)?;
     }
     let admitted = app.pool.admit(&group, lane, cost)?;
     let dispatch = Dispatch {
