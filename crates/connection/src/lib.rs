@@ -5,7 +5,6 @@
 //! clients do. Knows nothing of routes.
 
 mod answer;
-mod begun;
 mod limits;
 mod moving;
 mod serve;
