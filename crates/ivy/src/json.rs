@@ -51,6 +51,11 @@ impl Refusal {
 /// What to do about the mistakes that JSON's own writers make.
 fn hint(error: &serde_json::Error, body: &[u8]) -> &'static str {
     let found = error.to_string();
+    // Byte order marks, and how UTF-16 and UTF-32 write a brace.
+    let starts: [&[u8]; 5] = [b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff", b"{\0", b"\0"];
+    if starts.iter().any(|start| body.starts_with(start)) {
+        return ": send it in UTF-8, without a byte order mark";
+    }
     if found.contains("hex escape") {
         return ": half of a surrogate pair is no character, replace it";
     }

@@ -249,5 +249,17 @@ fn headers_that_steer_a_request_are_named_when_their_value_is_wrong() {
         assert_eq!(answer.status, 422, "{shown}");
         assert_eq!(answer.tei_error().0, message);
     }
+    for (name, first, second) in [
+        ("x-flowerbed-lane", "bulk", "online"),
+        ("x-flowerbed-timeout-ms", "1000", "2000"),
+    ] {
+        let twice = [(name, first), (name, second)];
+        let answer = ivy
+            .client
+            .post_with("/v1/embeddings", &twice, &json!({"input": "a"}));
+        let error = answer.error();
+        assert_eq!((answer.status, &error["param"]), (400, &json!(name)));
+        assert!(error["message"].as_str().unwrap().contains("given once"));
+    }
     assert!(tulip.calls().is_empty());
 }

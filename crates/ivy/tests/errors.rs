@@ -220,6 +220,21 @@ fn hostile_json_is_refused_and_the_server_lives() {
     }
     assert_refused(&ivy, b"{\"input\": \"\xff\xfe\"}", &json!("input"));
     assert_refused(&ivy, br#"{"\ud800": "a"}"#, &Value::Null);
+    let text = r#"{"input": "a"}"#;
+    let wide =
+        |to_bytes: fn(u16) -> [u8; 2]| text.encode_utf16().flat_map(to_bytes).collect::<Vec<u8>>();
+    for body in [
+        [b"\xef\xbb\xbf", text.as_bytes()].concat(),
+        [&b"\xff\xfe"[..], &wide(u16::to_le_bytes)].concat(),
+        wide(u16::to_le_bytes),
+        wide(u16::to_be_bytes),
+    ] {
+        let message = assert_refused(&ivy, &body, &Value::Null);
+        assert!(
+            message.ends_with("send it in UTF-8, without a byte order mark"),
+            "{message}"
+        );
+    }
     assert_refused(&ivy, br#"{"input": "a" "#, &Value::Null);
     let long_name = "x".repeat(10_000);
     let body = format!("{{\"{long_name}\": 1}}");
