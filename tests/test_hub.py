@@ -42,10 +42,16 @@ def test_a_default_model_that_is_missing_or_altered_says_what_to_install(
         submodule_search_locations = (str(tmp_path),)
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: Spec)
-    with pytest.raises(ModelError, match="have sha256 .*, not 53aa5117.* --force-reinstall"):
+    with pytest.raises(
+        ModelError,
+        match=r"changed: model\.safetensors \(sha256 .*, not 53aa5117.* --force-reinstall$",
+    ):
         resolve(None)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match="package is damaged"):
+    with pytest.raises(
+        ModelError,
+        match=r"is damaged: missing: model\.safetensors; run: pip install .* --force-reinstall$",
+    ):
         resolve(None)
 
 

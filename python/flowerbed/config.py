@@ -28,7 +28,7 @@ CPU_SATURATION_BATCH_TOKENS = 512
 """Step of bulk work while nobody waits for queries; the first query after a pause waits for it."""
 GPU_BATCH_TOKENS = 4_672
 """Cost of eight texts of 512 tokens of a 0.6B model. An H200 runs 6% more of them than in steps of four, while
-queries on streams of their own wait no longer; `flowerbed doctor --measure` finds the knee of others."""
+queries on streams of their own wait no longer. A knee that `flowerbed doctor --measure` finds may raise it."""
 GPU_ONE_STREAM_BATCH_TOKENS = 2_048
 """Where queries have no stream of their own, as without ragged attention: they wait for a step of other work."""
 GPU_SATURATION_BATCH_TOKENS = 16_384

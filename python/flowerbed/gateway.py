@@ -14,7 +14,7 @@ from flowerbed import hub
 from flowerbed.config import GatewayConfig, GatewayModel
 from flowerbed.errors import ConfigError, FlowerbedError
 from flowerbed.folder import read_folder
-from flowerbed.machine import bind_hint
+from flowerbed.machine import bind_hint, give_large_buffers_back
 
 DEFAULT_ALIAS = "default"
 """A request that names no model, or this, means the one that is served."""
@@ -62,6 +62,7 @@ def run(
     """
     from flowerbed import _core
 
+    give_large_buffers_back()
     config = GatewayConfig(
         model=gateway_model(model, revision, aliases, prompts),
         workers=workers,

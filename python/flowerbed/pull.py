@@ -5,7 +5,6 @@ Called by `flowerbed models`. Knows nothing of what the files mean.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -17,20 +16,6 @@ from flowerbed.errors import ModelError
 from flowerbed.hub_download import SKIPPED_PATTERNS, TEXT_PATTERNS, download
 from flowerbed.hub_progress import Progress
 from flowerbed.manifest import Difference, Manifest
-
-DEFAULT_SHA256 = {
-    "1_Pooling/config.json": "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
-    "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
-    "config_sentence_transformers.json": (
-        "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3"
-    ),
-    "model.safetensors": hub.DEFAULT_WEIGHTS_SHA256,
-    "modules.json": "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
-    "sentence_bert_config.json": "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
-    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
-    "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
-}
-"""Of those files of the packaged model that are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +114,9 @@ def _is_packaged(model: str, revision: str | None) -> bool:
 
 
 def _verify_default() -> Verified:
-    model = hub.resolve(None, weights=False)
-    found: list[Difference] = []
-    for name, expected in DEFAULT_SHA256.items():
-        path = model.path / name
-        if not path.is_file():
-            found.append(Difference("missing", name))
-            continue
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != expected:
-            found.append(Difference("changed", name, f"sha256 {digest}, not {expected}"))
-    return Verified(model.id, model.revision, model.path, len(DEFAULT_SHA256), tuple(found))
+    found = tuple(hub.packaged_differences())
+    path, revision = hub.packaged_folder(), hub.DEFAULT_PACKAGE_VERSION
+    return Verified(hub.DEFAULT_MODEL_ID, revision, path, len(hub.DEFAULT_SHA256), found)
 
 
 def _refuse_damaged(model: str, snapshot: Path) -> None:

@@ -97,7 +97,9 @@ def run(
     folder = read_folder(resolve(model, revision=revision, progress=progress), prompts)
     engine = Engine.load(folder, device=device, dtype=dtype, attention=attention, progress=progress)
     info = engine.info()
-    budget = max_batch_tokens or default_budget(info.device, info.space, engine.streams)
+    budget = max_batch_tokens or default_budget(
+        info.device, info.space, engine.attention, engine.streams
+    )
     saturation = max(budget, saturation_batch_tokens or default_saturation(info.device))
     online = min(budget, GPU_ONLINE_BATCH_TOKENS)
     if spin_ms is None:

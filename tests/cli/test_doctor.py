@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
 
 import pytest
 
-from flowerbed import _core, doctor, machine
+import qwen
+from flowerbed import _core, doctor, hub, machine
 from flowerbed.config import CPU_BATCH_TOKENS
+from flowerbed.errors import ModelError
+from flowerbed.folder import read_folder
+from flowerbed.rose.engine import Engine
 
 SECRET = "hf_TopSecretOfTheGarden"
 
@@ -129,11 +134,79 @@ def test_the_build_script_stamps_the_hash_that_doctor_computes(tmp_path):
 def test_a_damaged_default_model_is_an_error_unless_another_is_served(
     examine, monkeypatch, minilm_folder
 ):
-    monkeypatch.setitem(doctor.pull.DEFAULT_SHA256, "config.json", "0" * 64)
+    monkeypatch.setitem(doctor.hub.DEFAULT_SHA256, "config.json", "0" * 64)
     report = examine()
     assert not report.is_good
     assert "the packaged model is damaged: changed: config.json" in problems(report)
+    assert report.facts["packaged model"] == {"installed": True, "verified": False}
     assert examine(model=str(minilm_folder)).is_good
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("config.json", lambda data: b"{"),
+        ("config.json", lambda data: b"[]"),
+        ("config.json", lambda data: None),
+        ("config.json", lambda data: data.replace(b'"bert"', b'"gpt2"')),
+        ("config.json", lambda data: data.replace(b'"num_attention_heads": 12', b'"n": 12')),
+        ("config.json", lambda data: data.replace(b'layers": 6', b'layers": 5')),
+        ("config.json", lambda data: data.replace(b'layers": 6', b'layers": 7')),
+        ("config.json", lambda data: data.replace(b"384", b"385")),
+        ("config.json", lambda data: data.replace(b"1536", b"1537")),
+        ("1_Pooling/config.json", lambda data: b"null"),
+        ("modules.json", lambda data: b"{}"),
+        ("tokenizer.json", lambda data: None),
+        ("model.safetensors", lambda data: data[:1_000]),
+        ("model.safetensors", lambda data: b""),
+        ("model.safetensors", lambda data: None),
+    ],
+)
+def test_a_damaged_folder_has_one_verdict_and_message_here_and_where_it_is_served(
+    examine, minilm_folder, tmp_path, file, change
+):
+    folder = tmp_path / "damaged"
+    shutil.copytree(minilm_folder, folder)
+    assert examine(model=str(folder)).is_good
+    data = change((folder / file).read_bytes())
+    (folder / file).unlink()
+    if data is not None:
+        (folder / file).write_bytes(data)
+    with pytest.raises(ModelError) as refused:
+        Engine.load(read_folder(hub.resolve(str(folder))), device="cpu")
+    report = examine(model=str(folder))
+    assert not report.is_good
+    assert [p.what for p in report.problems if p.level == "error"] == [str(refused.value)]
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_a_damaged_package_has_one_verdict_and_message_here_and_where_it_is_served(
+    examine, minilm_folder, tmp_path, monkeypatch, weights
+):
+    shutil.copytree(minilm_folder, tmp_path / "package" / "model")
+    config = tmp_path / "package" / "model" / "config.json"
+    config.write_bytes(config.read_bytes().replace(b"1e-12", b"1e-05"))
+
+    class Spec:
+        submodule_search_locations = (str(tmp_path / "package"),)
+
+    find_spec = doctor.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: Spec if "minilm" in name else find_spec(name)
+    )
+    with pytest.raises(
+        ModelError, match=r"damaged: changed: config\.json .*--force-reinstall$"
+    ) as e:
+        hub.resolve(None, weights=weights)
+    assert f"error: {e.value} -> " in problems(examine())
+
+
+def test_a_good_folder_of_qwen3_is_checked_without_its_weights(examine, tmp_path, real_texts):
+    qwen.write_qwen3_embedding(tmp_path, real_texts)
+    qwen.save_weights(tmp_path, with_head=True)
+    assert examine(model=str(tmp_path)).is_good
+    qwen.edit_json(tmp_path / "config.json", head_dim=6)
+    assert "has shape" in problems(examine(model=str(tmp_path)))
 
 
 def test_a_model_folder_is_read_and_a_hub_id_only_looked_up(examine, tmp_path, monkeypatch):

@@ -19,33 +19,66 @@ ALONE, ON_A_GPU = ("normal",), ("online", "normal")
 
 
 def a_knee(space="a" * 16, tokens=768, **changes) -> Knee:
-    found = knee.conditions("cpu", space)
+    found = knee.conditions("cpu", space, "sdpa")
     return Knee(
         Conditions(**{**vars_of(found), **changes}), "garden/rose", tokens, 1_000.0, "2026-11-29"
     )
 
 
 def vars_of(found: Conditions) -> dict:
-    return {name: getattr(found, name) for name in ("device", "space", "flowerbed", "torch")}
+    return {
+        name: getattr(found, name)
+        for name in ("device", "space", "attention", "flowerbed", "torch")
+    }
+
+
+def default(device, space, streams):
+    return knee.default_budget(device, space, "sdpa", streams)
 
 
 def test_a_measured_knee_is_the_default_budget_under_the_same_conditions_only(monkeypatch):
-    assert knee.default_budget("cpu", "a" * 16, ALONE) == CPU_BATCH_TOKENS
-    assert knee.default_budget("cuda:0", "a" * 16, ON_A_GPU) == GPU_BATCH_TOKENS
-    one_stream = knee.default_budget("cuda:0", "a" * 16, ALONE)
+    assert default("cpu", "a" * 16, ALONE) == CPU_BATCH_TOKENS
+    assert default("cuda:0", "a" * 16, ON_A_GPU) == GPU_BATCH_TOKENS
+    one_stream = default("cuda:0", "a" * 16, ALONE)
     assert one_stream == GPU_ONE_STREAM_BATCH_TOKENS
     knee.store(a_knee())
-    assert knee.default_budget("cpu", "a" * 16, ALONE) == 768
-    assert knee.default_budget("cpu", "b" * 16, ALONE) == CPU_BATCH_TOKENS
+    assert default("cpu", "a" * 16, ALONE) == 768
+    assert default("cpu", "b" * 16, ALONE) == CPU_BATCH_TOKENS
     monkeypatch.setenv("OMP_NUM_THREADS", "77")
-    assert knee.default_budget("cpu", "a" * 16, ALONE) == CPU_BATCH_TOKENS
+    assert default("cpu", "a" * 16, ALONE) == CPU_BATCH_TOKENS
     monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    ("stream", "measured", "expected"),
+    [
+        (ON_A_GPU, 2_048, GPU_BATCH_TOKENS),  # an H200
+        (ON_A_GPU, GPU_BATCH_TOKENS + 1, GPU_BATCH_TOKENS + 1),
+        (ON_A_GPU, None, GPU_BATCH_TOKENS),
+        (ALONE, 1_024, 1_024),
+        (ALONE, 4_096, 4_096),
+        (ALONE, None, GPU_ONE_STREAM_BATCH_TOKENS),
+    ],
+)
+def test_where_queries_have_streams_of_their_own_a_knee_only_raises_the_budget(
+    monkeypatch, stream, measured, expected
+):
+    monkeypatch.setattr(knee.machine, "gpu_names", lambda: ["NVIDIA H200"])
+    if measured is not None:
+        knee.store(a_knee(tokens=measured, device="NVIDIA H200"))
+    assert default("cuda:0", "a" * 16, stream) == expected
+
+
+def test_a_knee_is_of_its_attention():
+    knee.store(a_knee(attention="torch-flash"))
+    assert default("cpu", "a" * 16, ALONE) == CPU_BATCH_TOKENS
+    assert knee.default_budget("cpu", "a" * 16, "torch-flash", ALONE) == 768
 
 
 @pytest.mark.parametrize("other", [{"torch": "1.0"}, {"flowerbed": "9"}, {"device": "abacus"}])
 def test_a_knee_of_other_versions_or_devices_is_not_used(examine, other):
     knee.store(a_knee(**other))
-    assert knee.default_budget("cpu", "a" * 16, ALONE) == CPU_BATCH_TOKENS
+    assert default("cpu", "a" * 16, ALONE) == CPU_BATCH_TOKENS
     assert "measured knees" not in examine().facts
 
 
@@ -55,23 +88,31 @@ def test_a_new_knee_replaces_the_old_one_of_its_conditions(examine):
     knee.store(a_knee(tokens=1_024))
     assert [(k.conditions.space[0], k.tokens) for k in knee.stored()] == [("a", 1_024), ("b", 768)]
     told = examine().facts["measured knees"]
-    assert told[f"garden/rose ({'a' * 16})"].startswith("1024 tokens, 1,000 tokens/s on ")
+    assert told[f"garden/rose ({'a' * 16}, sdpa)"].startswith("1024 tokens, 1,000 tokens/s on ")
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"format": 1, "knees": [{}]}', '{"format": 1, "knees": 3}', "\udcff"]
+    "text", ["", "[]", '{"format": 2, "knees": [{}]}', '{"format": 2, "knees": 3}', "\udcff"]
 )
 def test_a_damaged_cache_of_knees_is_left_alone_and_the_default_counts(text, caplog):
     knee.cache_file().parent.mkdir(parents=True)
     knee.cache_file().write_bytes(text.encode(errors="surrogateescape"))
-    assert knee.default_budget("cpu", "a" * 16, ALONE) == CPU_BATCH_TOKENS
+    assert default("cpu", "a" * 16, ALONE) == CPU_BATCH_TOKENS
     assert "cannot be used, so the default budget is" in caplog.text
+
+
+def test_a_cache_of_another_version_is_not_used(caplog):
+    knee.store(a_knee())
+    text = knee.cache_file().read_text().replace('"format": 2', '"format": 1')
+    knee.cache_file().write_text(text)
+    assert default("cpu", "a" * 16, ALONE) == CPU_BATCH_TOKENS
+    assert not caplog.text
 
 
 @pytest.mark.parametrize("tokens", [0, -1, 1 << 40, "768", None, True])
 def test_a_knee_that_is_no_number_of_tokens_is_not_used(tokens):
     knee.store(a_knee(tokens=tokens))
-    assert knee.default_budget("cpu", "a" * 16, ALONE) == CPU_BATCH_TOKENS
+    assert default("cpu", "a" * 16, ALONE) == CPU_BATCH_TOKENS
 
 
 def test_the_knee_is_the_smallest_step_within_8_percent_of_the_best_rate():
@@ -155,16 +196,16 @@ def test_measure_prints_the_table_and_keeps_the_knee_for_workers(run_doctor, mon
     monkeypatch.setattr(measure, "measure", lambda engine: points)
     outcome = run_doctor("--measure", "--device", "cpu")
     assert outcome.code == 0, outcome.err
-    assert "--max-batch-tokens 128\n" in outcome.out
+    assert "--max-batch-tokens 128\nworkers" in outcome.out
     assert "11,636  <- knee" in outcome.out
     assert re.search(
         r": copies \d+ GB/s \(read and written\), float32 products [\d.]+ TFLOP/s\n", outcome.out
     )
     assert "in float32, attention by sdpa\n" in outcome.out
     (kept,) = knee.stored()
-    assert knee.default_budget("cpu", kept.conditions.space, ALONE) == 128
+    assert default("cpu", kept.conditions.space, ALONE) == 128
     as_json = json.loads(run_doctor("--measure", "--json", "--device", "cpu").out)
-    assert as_json["measured"]["max_batch_tokens"] == 128
+    assert as_json["measured"]["max_batch_tokens"] == as_json["measured"]["knee"] == 128
     assert as_json["measured"]["dtype"] == "float32"
     assert [step["tokens"] for step in as_json["measured"]["steps"]] == [64, 128, 256]
     assert 1e8 < as_json["measured"]["ceilings"]["copy_bytes_per_s"] < 1e13
@@ -175,9 +216,12 @@ def test_steps_in_8_bits_are_told_as_such_beside_products_in_16() -> None:
     from flowerbed.rose.ceilings import Ceilings
 
     best = Ceilings(4e12, 7e14, "bfloat16")
-    text = Measured([Point(64, 1.0)], a_knee(), True, "fp8", "flash-attn-4", best).as_text()
+    measured = Measured([Point(64, 1.0)], a_knee(), 4_672, True, "fp8", "flash-attn-4", best)
+    text = measured.as_text()
     assert "4,000 GB/s (read and written), bfloat16 products 700.00 TFLOP/s" in text
     assert "whole steps of garden/rose in fp8, attention by flash-attn-4" in text
+    assert "--max-batch-tokens 4672\nmore than the knee, since queries have streams" in text
+    assert (measured.as_dict()["knee"], measured.as_dict()["max_batch_tokens"]) == (768, 4_672)
 
 
 def test_real_steps_of_the_packaged_model_are_measured(monkeypatch):

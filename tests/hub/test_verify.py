@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flowerbed import hub_cache, manifest, pull
+from flowerbed import hub, hub_cache, manifest, pull
 from flowerbed.manifest import Difference
 from hub.conftest import MODEL
 
@@ -91,7 +91,7 @@ def test_the_packaged_model_is_verified_by_the_id_that_list_shows(flowerbed):
 def test_the_packaged_model_is_verified_against_known_hashes(minilm_folder, tmp_path, monkeypatch):
     assert pull.verify(None).differences == ()
     (tmp_path / "model" / "1_Pooling").mkdir(parents=True)
-    for name in pull.DEFAULT_SHA256:
+    for name in hub.DEFAULT_SHA256:
         shutil.copyfile(minilm_folder / name, tmp_path / "model" / name)
     with (tmp_path / "model" / "model.safetensors").open("r+b") as file:
         file.write(b"\1")

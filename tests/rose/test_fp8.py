@@ -20,6 +20,8 @@ from flowerbed.hub import resolve
 from flowerbed.rose import device as devices
 from flowerbed.rose import engine as engines
 from flowerbed.rose.engine import Engine
+from flowerbed.rose.kernels import fused_linear, scaled_linear
+from flowerbed.rose.kernels.attention import Backend
 from flowerbed.rose.layers import linear
 from references import (
     engine_rows,
@@ -72,6 +74,26 @@ def test_it_has_a_space_of_its_own(minilm_folder):
     folder = read_folder(resolve(str(minilm_folder)))
     digests = folder.weight_digests()
     assert len({folder.space(dtype, digests) for dtype in DType}) == len(DType)
+
+
+def test_its_space_names_whose_kernels_made_the_vectors(on_a_cpu, load, minilm_folder, monkeypatch):
+    engine = load(minilm_folder, dtype=DType.FP8)
+    assert (
+        engine.info().space
+        == engine.space
+        == engine.folder.space("fp8", kernels=("torch", "torch", "sdpa"))
+    )
+    others = [engine.space]
+    monkeypatch.setattr(fused_linear, "fuses_products", lambda device, dtype: True)
+    others.append(engine.space)
+    engine.attention = Backend.FLASH_ATTN_4
+    others.append(engine.space)
+    monkeypatch.setattr(scaled_linear, "why_no_triton", lambda: None)
+    engine.device = torch.device("cuda", 0)
+    others.append(engine.space)
+    assert len({*others, engine.folder.space("fp8")}) == 5
+    engine.dtype = DType.BFLOAT16
+    assert engine.space == engine.folder.space("bfloat16")
 
 
 def test_sizes_that_no_kernel_serves_are_refused(on_a_cpu, load, tmp_path, real_texts):

@@ -112,10 +112,12 @@ def test_PA_04_the_native_size_is_no_parameter(http: Http) -> None:
         assert http.refused({"input": "x", "dimensions": bad})["param"] == "dimensions"
 
 
-def test_dimensions_that_no_integer_of_32_bits_holds_are_refused_with_the_range(http: Http) -> None:
-    for bad in (0, 2**32):
+def test_dimensions_out_of_range_are_refused_with_the_models_own_range(http: Http) -> None:
+    for bad in (-1, 0, 385, 2**32, 2**64 - 1):
         message = http.refused({"input": "x", "dimensions": bad})["message"]
-        assert message == f"dimensions must be from 1 to {2**32 - 1}, not {bad}"
+        assert (
+            message == f"dimensions is {bad}; sentence-transformers/all-MiniLM-L6-v2 gives 1 to 384"
+        )
 
 
 @pytest.mark.parametrize("dimensions", [1, 32, 128, 256])

@@ -1,4 +1,5 @@
-"""OP-01 and OP-03: a start that leaves nothing for the first request, and steps without memory.
+"""OP-01 and OP-03: a start that leaves nothing for the first request, steps without memory, and uploads
+that hold it.
 
 What a step finds is patched into the worker's process: where it has more tokens than may fit, torch's
 own allocator is asked for more than any machine has.
@@ -6,6 +7,7 @@ own allocator is asked for more than any machine has.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 
 from flowerbed.rose.engine import WARM_UP_TOKENS
 from serve.callers import Http
+from serve.load import resident_bytes
 from serve.systems import System, serve, until
 
 RECORD = """
@@ -40,6 +43,8 @@ Engine.step = squeezed
 """
 GOOD = [f"a text of number {number} that fits" for number in range(64)]
 NEVER_FITS = "word " * 200
+MAX_BODIES = 256 << 20
+"""Bytes of request bodies that a gateway holds; see crates/ivy/src/body.rs."""
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +106,32 @@ def test_OP_03_an_input_that_never_fits_fails_alone_and_says_so_and_twice_restar
     assert "out of memory twice within a minute" in system.log.read_text()
     assert system.children()["worker-0"] != worker
     np.testing.assert_allclose(embed(system, GOOD[:16]), expected, atol=1e-5)
+
+
+def test_uploads_that_stall_hold_no_more_than_their_share_and_give_it_back(
+    system: System,
+) -> None:
+    gateway = system.children()["gateway"]
+    assert system.embed("short").status_code == 200
+    before = resident_bytes(gateway)
+    for _ in range(2):
+        stalled = [upload(system.address, 40 << 20) for _ in range(2)]  # too large
+        stalled += [upload(system.address, 30 << 20) for _ in range(38)]
+        assert system.embed("short").status_code == 200
+        held = resident_bytes(gateway) - before
+        for connection in stalled:
+            connection.close()
+        assert MAX_BODIES / 2 < held < MAX_BODIES * 1.25
+        until(lambda: resident_bytes(gateway) - before < MAX_BODIES / 4)
+
+
+def upload(address: str, num_bytes: int) -> socket.socket:
+    """A request whose body lacks its end."""
+    host, port = address.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=20)
+    head = f"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: {num_bytes + 1}\r\n\r\n"
+    connection.sendall(head.encode() + b"{" + b" " * (num_bytes - 1))
+    return connection
 
 
 def check_refusal(answer: httpx2.Response) -> None:

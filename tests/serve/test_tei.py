@@ -195,7 +195,9 @@ def test_IN_08_IN_10_what_is_wrong_is_named(tei: Tei) -> None:
     error, _ = tei.refused("/embed", {"inputs": [[101, 30_522]]})
     assert all(part in error for part in ("inputs[0]", "30522"))
     error, _ = tei.refused("/decode", {"ids": [101, 30_522]})
-    assert all(part in error for part in ("ids[0]", "30522"))
+    assert all(part in error for part in ("ids[1]", "30522"))
+    error, _ = tei.refused("/decode", {"ids": [[101], [101, 30_522]]})
+    assert all(part in error for part in ("ids[1]", "item 1 ", "30522"))
 
 
 def test_IN_17_equal_texts_keep_their_rows(tei: Tei) -> None:

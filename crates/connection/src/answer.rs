@@ -14,6 +14,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::body::Incoming;
 use tower::ServiceExt as _;
 
+use crate::share::Share;
 use crate::traffic::{Open, Traffic};
 
 /// See the module.
@@ -21,6 +22,7 @@ use crate::traffic::{Open, Traffic};
 pub(crate) struct Counted {
     pub(crate) router: Router,
     pub(crate) traffic: Arc<Traffic>,
+    pub(crate) share: Share,
 }
 
 impl hyper::service::Service<Request<Incoming>> for Counted {
@@ -28,7 +30,8 @@ impl hyper::service::Service<Request<Incoming>> for Counted {
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
-    fn call(&self, request: Request<Incoming>) -> Self::Future {
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        request.extensions_mut().insert(self.share.clone());
         let open = self.traffic.begin();
         let answered = self.router.clone().oneshot(request);
         Box::pin(async move {

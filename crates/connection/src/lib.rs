@@ -5,11 +5,12 @@
 //! clients do. Knows nothing of routes.
 
 mod answer;
-mod begun;
 mod limits;
 mod moving;
 mod serve;
+mod share;
 mod traffic;
 
 pub use limits::Limits;
 pub use serve::{Accept, serve};
+pub use share::Share;

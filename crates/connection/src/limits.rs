@@ -12,6 +12,9 @@ const PING_INTERVAL: Duration = Duration::from_secs(30);
 /// Calls of one HTTP/2 connection at once; hyper's default.
 const MAX_STREAMS: u32 = 200;
 
+/// Some more than the largest answer there is.
+const ANSWER_BYTES: usize = 256 * 1_024 * 1_024;
+
 /// Limits of one listener.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -28,6 +31,8 @@ pub struct Limits {
     pub write: Duration,
     /// An answer was not read to its end for so long, and the time of its bytes at a slow rate.
     pub unread: Duration,
+    /// Unread answers of one connection, where handlers count them by its [`Share`](crate::Share).
+    pub answer_bytes: usize,
     /// HTTP/2: calls of one connection at once.
     pub max_streams: u32,
     /// HTTP/2: calls that were given up before they were looked at; one more ends the connection, and
@@ -46,6 +51,7 @@ impl Default for Limits {
             still: Duration::from_secs(120),
             write: Duration::from_secs(30),
             unread: Duration::from_secs(60),
+            answer_bytes: ANSWER_BYTES,
             max_streams: MAX_STREAMS,
             max_given_up: None,
             windows: None,

@@ -1,4 +1,5 @@
-//! A stream that fails when nothing has moved on it for too long, in neither direction.
+//! A stream that has begun to say something, and fails when nothing has moved on it for too long, in
+//! neither direction.
 
 use std::future::Future as _;
 use std::io::{self, IoSlice};
@@ -6,28 +7,45 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use bytes::{Buf as _, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
+
+/// As the head of a usual request has.
+const AHEAD_BYTES: usize = 1_024;
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Moving<S> {
+    /// Its first bytes, read to see that there are any.
+    ahead: BytesMut,
     stream: S,
     limit: Duration,
     moved: Instant,
     timer: Pin<Box<Sleep>>,
 }
 
-impl<S> Moving<S> {
-    pub(crate) fn new(stream: S, limit: Duration) -> Self {
-        Self {
+impl<S: AsyncRead + Unpin> Moving<S> {
+    /// Waits for the first bytes.
+    ///
+    /// # Errors
+    /// There are none.
+    pub(crate) async fn begin(mut stream: S, limit: Duration) -> io::Result<Self> {
+        let mut ahead = BytesMut::with_capacity(AHEAD_BYTES);
+        if stream.read_buf(&mut ahead).await? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(Self {
+            ahead,
             stream,
             limit,
             moved: Instant::now(),
             timer: Box::pin(sleep(limit)),
-        }
+        })
     }
+}
 
+impl<S> Moving<S> {
     /// Ready once nothing has moved for the limit.
     fn poll_still(&mut self, context: &mut Context<'_>) -> Poll<()> {
         loop {
@@ -53,6 +71,12 @@ impl<S: AsyncRead + Unpin> AsyncRead for Moving<S> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if !self.ahead.is_empty() {
+            let num_bytes = self.ahead.len().min(buffer.remaining());
+            buffer.put_slice(&self.ahead[..num_bytes]);
+            self.ahead.advance(num_bytes);
+            return Poll::Ready(Ok(()));
+        }
         let polled = Pin::new(&mut self.stream).poll_read(context, buffer);
         if polled.is_ready() {
             self.moved = Instant::now();

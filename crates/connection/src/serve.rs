@@ -16,9 +16,9 @@ use tokio::time::{sleep, timeout};
 use tokio_io_timeout::TimeoutStream;
 
 use crate::answer::Counted;
-use crate::begun::Begun;
 use crate::limits::Limits;
 use crate::moving::Moving;
+use crate::share::Share;
 use crate::traffic::Traffic;
 
 /// After a failed accept: out of file descriptors, say.
@@ -95,25 +95,27 @@ impl Connections {
             still,
             write,
             unread,
+            answer_bytes,
             ..
         } = self.limits;
         let (http, router) = (self.http.clone(), self.router.clone());
         let mut is_draining = self.is_draining.clone();
         tokio::spawn(async move {
             let _place = place;
+            let mut stream = TimeoutStream::new(stream);
+            stream.set_write_timeout(Some(write));
+            let begun = Moving::begin(Box::pin(stream), still);
             let begun = tokio::select! {
-                begun = timeout(first_byte, Begun::wait(stream)) => begun,
+                begun = timeout(first_byte, begun) => begun,
                 _ = is_draining.wait_for(|it| *it) => return,
             };
             let Ok(Ok(stream)) = begun else {
                 return;
             };
-            let mut stream = TimeoutStream::new(stream);
-            stream.set_write_timeout(Some(write));
-            let stream = Moving::new(Box::pin(stream), still);
             let service = Counted {
                 router,
                 traffic: Traffic::new(unread),
+                share: Share::new(answer_bytes),
             };
             run(stream, &http, service, is_draining).await;
         });

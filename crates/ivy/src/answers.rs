@@ -1,7 +1,8 @@
 //! Memory for answers, held until they are sent or their client is gone.
 //!
-//! Taken without waiting: a request that finds none is refused. Every route that has one of the
-//! dialects answers through [`send`].
+//! Taken without waiting: a request that finds none is refused. A connection has a share of it, lest
+//! one client that reads nothing takes all. Every route that has one of the dialects answers through
+//! [`send`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
+use flowerbed_connection::Share;
 use flowerbed_protocol::{Error as RequestError, ErrorKind};
 use http_body::Body as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -59,24 +61,39 @@ impl AnswerMemory {
 
     /// Whether there is room now for an answer of about so many bytes, before it is worked for.
     /// Takes nothing: what waits for the device must not keep others from answering.
-    pub(crate) fn check(&self, num_bytes: usize) -> Result<(), RequestError> {
+    pub(crate) fn check(
+        &self,
+        num_bytes: usize,
+        share: Option<&Share>,
+    ) -> Result<(), RequestError> {
+        if share.is_some_and(|share| !share.has_room(num_bytes)) {
+            return Err(full(OF_ONE_CLIENT));
+        }
         let (part, num_kib) = self.part(num_bytes);
         if part.available_permits() >= num_kib as usize {
             Ok(())
         } else {
-            Err(full())
+            Err(full(OF_ALL))
         }
     }
 
-    fn take(&self, num_bytes: usize) -> Result<OwnedSemaphorePermit, RequestError> {
+    fn take(&self, num_bytes: usize, share: Option<&Share>) -> Result<Permits, RequestError> {
+        let own = share
+            .map(|share| share.take(num_bytes).ok_or_else(|| full(OF_ONE_CLIENT)))
+            .transpose()?;
         let (part, num_kib) = self.part(num_bytes);
-        Arc::clone(part)
+        let of_all = Arc::clone(part)
             .try_acquire_many_owned(num_kib)
-            .map_err(|_| full())
+            .map_err(|_| full(OF_ALL))?;
+        Ok((of_all, own))
     }
 
     /// The response again, its body with a share of the memory.
-    async fn hold(&self, response: Response) -> Result<Response, RequestError> {
+    async fn hold(
+        &self,
+        response: Response,
+        share: Option<&Share>,
+    ) -> Result<Response, RequestError> {
         // An error's body is short, and is written again in its dialect.
         if response.extensions().get::<Error>().is_some() {
             return Ok(response);
@@ -86,13 +103,13 @@ impl AnswerMemory {
             .size_hint()
             .exact()
             .and_then(|size| usize::try_from(size).ok());
-        let share = self.take(num_bytes.unwrap_or(usize::MAX))?;
+        let permits = self.take(num_bytes.unwrap_or(usize::MAX), share)?;
         let bytes = to_bytes(body, usize::MAX)
             .await
             .map_err(|_| internal("an answer that could not be read"))?;
         let held = Held {
             bytes,
-            _share: share,
+            _permits: permits,
         };
         Ok(Response::from_parts(
             head,
@@ -101,10 +118,13 @@ impl AnswerMemory {
     }
 }
 
+/// Of all answers, and of those of one connection.
+type Permits = (OwnedSemaphorePermit, Option<OwnedSemaphorePermit>);
+
 /// The bytes of an answer; the connection drops them when they are sent, or with itself.
 struct Held {
     bytes: Bytes,
-    _share: OwnedSemaphorePermit,
+    _permits: Permits,
 }
 
 impl AsRef<[u8]> for Held {
@@ -123,16 +143,21 @@ pub(crate) struct Sending {
 
 /// Lets an answer go with its share of the memory; a failure in the dialect of its route.
 pub(crate) async fn send(State(sending): State<Sending>, request: Request, next: Next) -> Response {
+    let share = request.extensions().get::<Share>().cloned();
     let response = next.run(request).await;
-    let response = sending.memory.hold(response).await.unwrap_or_else(|error| {
+    let held = sending.memory.hold(response, share.as_ref()).await;
+    let response = held.unwrap_or_else(|error| {
         sending.metrics.shed(error.kind);
         Error::from(error).into_response()
     });
     in_dialect(sending.dialect, response)
 }
 
-fn full() -> RequestError {
-    let message = "the gateway holds as many unread answers as it may; try again";
+const OF_ALL: &str = "the gateway holds as many unread answers as it may; try again";
+const OF_ONE_CLIENT: &str =
+    "this connection has left as many answers unread as one may: read them, then try again";
+
+fn full(message: &str) -> RequestError {
     RequestError::new(ErrorKind::Overloaded, message).after(Duration::from_secs(1))
 }
 
@@ -145,6 +170,8 @@ mod tests {
     use axum::middleware::from_fn_with_state;
     use axum::routing::get;
     use flowerbed_connection::{Limits, serve};
+    use hyper::client::conn::http2;
+    use hyper_util::rt::{TokioExecutor, TokioIo};
     use tokio::net::TcpListener;
 
     use super::*;
@@ -154,6 +181,10 @@ mod tests {
 
     /// A server whose memory has room for two large answers.
     async fn start(memory: &AnswerMemory) -> SocketAddr {
+        start_with(memory, Limits::default()).await
+    }
+
+    async fn start_with(memory: &AnswerMemory, limits: Limits) -> SocketAddr {
         let sending = Sending {
             memory: memory.clone(),
             metrics: Arc::new(Metrics::new()),
@@ -166,7 +197,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let draining = std::future::pending();
-        tokio::spawn(serve(listener, Limits::default(), router, draining));
+        tokio::spawn(serve(listener, limits, router, draining));
         address
     }
 
@@ -209,7 +240,7 @@ mod tests {
         let address = start(&memory).await;
         let unread = [ask(address, "/large"), ask(address, "/large")];
         until_free(&memory, 0).await;
-        memory.check(LARGE).unwrap_err();
+        memory.check(LARGE, None).unwrap_err();
         let refused = read(&ask(address, "/large"));
         assert!(refused.starts_with("HTTP/1.1 429"), "{refused}");
         assert!(refused.contains("retry-after: 1\r\n"), "{refused}");
@@ -222,9 +253,51 @@ mod tests {
         let [first, second] = unread;
         assert!(read(&first).len() > LARGE);
         until_free(&memory, 1).await;
-        memory.check(LARGE).unwrap();
+        memory.check(LARGE, None).unwrap();
         drop(second);
         until_free(&memory, 2).await;
         assert!(read(&ask(address, "/large")).starts_with("HTTP/1.1 200"));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn one_connection_that_reads_nothing_leaves_memory_to_others() {
+        let memory = AnswerMemory::with(MAX_SMALL_BYTES, 10 * LARGE);
+        let limits = Limits {
+            answer_bytes: 2 * LARGE,
+            ..Limits::default()
+        };
+        let address = start_with(&memory, limits).await;
+        let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let (client, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+            .await
+            .unwrap();
+        tokio::spawn(connection);
+        let get = async |path: &str| {
+            let request = Request::get(format!("http://test{path}"));
+            let request = request.body(Body::empty()).unwrap();
+            client.clone().send_request(request).await.unwrap()
+        };
+        let unread = [get("/large").await, get("/large").await];
+        assert_eq!(
+            unread.each_ref().map(|answer| answer.status().as_u16()),
+            [200; 2]
+        );
+        let refused = get("/large").await;
+        assert_eq!(
+            (refused.status().as_u16(), &refused.headers()["retry-after"]),
+            (429, &"1".parse().unwrap())
+        );
+        let refused = to_bytes(Body::new(refused.into_body()), KIB).await.unwrap();
+        assert!(
+            refused.starts_with(b"{\"error\":\"this connection has left"),
+            "{refused:?}"
+        );
+        assert_eq!(get("/small").await.status(), 200);
+        assert!(read(&ask(address, "/large")).starts_with("HTTP/1.1 200"));
+
+        let [first, _second] = unread;
+        drop(first);
+        until_free(&memory, 9).await;
+        assert_eq!(get("/large").await.status(), 200);
     }
 }

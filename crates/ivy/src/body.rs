@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::Request;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use flowerbed_protocol::{Error as RequestError, ErrorKind, limits};
 use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
@@ -74,10 +74,25 @@ impl BodyMemory {
     }
 
     async fn collect(&self, headers: &HeaderMap, mut body: Body) -> Result<Held, Error> {
-        let mut bytes = BytesMut::new();
+        // What was read of a body that is refused is gone before the rest of it is awaited: it has no
+        // share any more.
+        match self.read(declared_length(headers), &mut body).await? {
+            Read::Whole(held) => Ok(held),
+            Read::TooLarge(num_read) => {
+                let num_bytes = discard(headers, body, num_read).await;
+                Err(too_large(num_bytes).into())
+            }
+            Read::NoRoom(num_read) => {
+                discard(headers, body, num_read).await;
+                Err(full().into())
+            }
+        }
+    }
+
+    async fn read(&self, declared: Option<u64>, body: &mut Body) -> Result<Read, RequestError> {
+        let mut bytes = Vec::new();
         let mut share: Option<OwnedSemaphorePermit> = None;
-        let declared = declared_length(headers).unwrap_or(u64::MAX);
-        let is_small = declared <= MAX_SMALL_BYTES as u64;
+        let is_small = declared.is_some_and(|declared| declared <= MAX_SMALL_BYTES as u64);
         let memory = if is_small { &self.small } else { &self.large };
         loop {
             let frame = timeout(STALL_TIMEOUT, body.frame()).await.map_err(|_| {
@@ -92,8 +107,7 @@ impl BodyMemory {
             };
             let num_bytes = bytes.len() + data.len();
             if num_bytes > limits::MAX_BODY_BYTES {
-                let num_bytes = discard(headers, body, num_bytes as u64).await;
-                return Err(too_large(num_bytes).into());
+                return Ok(Read::TooLarge(num_bytes as u64));
             }
             let held_kib = share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
             let missing_kib = num_bytes.div_ceil(KIB).saturating_sub(held_kib);
@@ -102,19 +116,24 @@ impl BodyMemory {
             match (more, &mut share) {
                 (Ok(more), Some(share)) => share.merge(more),
                 (Ok(more), None) => share = Some(more),
-                (Err(_), _) => {
-                    drop(share);
-                    discard(headers, body, num_bytes as u64).await;
-                    return Err(full().into());
-                }
+                (Err(_), _) => return Ok(Read::NoRoom(num_bytes as u64)),
             }
             bytes.extend_from_slice(&data);
         }
-        Ok(Held {
-            bytes: bytes.freeze(),
+        Ok(Read::Whole(Held {
+            bytes: bytes.into(),
             _share: share,
-        })
+        }))
     }
+}
+
+/// What became of a body.
+enum Read {
+    Whole(Held),
+    /// After so many bytes.
+    TooLarge(u64),
+    /// After so many bytes.
+    NoRoom(u64),
 }
 
 /// Reads the rest of a body that is not wanted; gives the bytes of it, `num_read` included.

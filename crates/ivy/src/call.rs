@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
+use flowerbed_connection::Share;
 use flowerbed_protocol::v1::Lane;
 use flowerbed_protocol::{Error as RequestError, ErrorKind};
 use tokio::time::{Instant, timeout_at};
@@ -29,6 +30,15 @@ pub(crate) struct Call {
     /// What the headers ask.
     pub(crate) lane: Option<Lane>,
     pub(crate) options: CallOptions,
+    /// Of its connection.
+    share: Option<Share>,
+}
+
+impl Call {
+    /// Whether there is room for an answer of about so many bytes, before it is worked for.
+    pub(crate) fn check_answer(&self, num_bytes: usize) -> Result<(), RequestError> {
+        self.app.answers.check(num_bytes, self.share.as_ref())
+    }
 }
 
 /// A request that was read, with the memory that its body holds.
@@ -64,6 +74,7 @@ pub(crate) async fn answer(
             deadline,
             traceparent: headers::traceparent(request.headers()),
         },
+        share: request.extensions().get::<Share>().cloned(),
         app,
         context,
         started,

@@ -26,7 +26,8 @@ pub(crate) struct Asked {
 pub(crate) struct Options {
     pub(crate) model: Option<String>,
     pub(crate) format: Option<Format>,
-    pub(crate) dimensions: Option<u32>,
+    /// As it came, whatever the model gives.
+    pub(crate) dimensions: Option<i128>,
     pub(crate) normalize: Option<bool>,
     pub(crate) truncate: Option<bool>,
     pub(crate) side: Option<TruncationSide>,
@@ -54,7 +55,7 @@ impl Asked {
             .and_then(|inputs| deserializer.end().map(|()| inputs));
         let inputs = match parsed {
             Ok(inputs) => inputs,
-            Err(error) => return Err(refusal.into_error(&error)),
+            Err(error) => return Err(refusal.into_error(&error, body)),
         };
         let field = form.inputs;
         let (inputs, names) =
@@ -87,7 +88,7 @@ impl<'de> DeserializeSeed<'de> for ObjectReader<'_> {
 }
 
 impl ObjectReader<'_> {
-    fn refuse<T, E: serde::de::Error>(&self, found: &str) -> Result<T, E> {
+    fn refuse<T, E: serde::de::Error>(&self, found: &Scalar) -> Result<T, E> {
         let error = if self.is_nested {
             let message = format!("{PARAMETERS} must be an object, not {found}");
             Error::invalid(PARAMETERS, message)
@@ -122,7 +123,9 @@ impl ObjectReader<'_> {
         let Some(field) = self.known().find(|field| *field == name) else {
             let name = echo(name);
             let known: Vec<&str> = self.known().collect();
-            let message = format!("unknown field {name:?}; known are {}", known.join(", "));
+            let place = if self.is_nested { " in parameters" } else { "" };
+            let known = known.join(", ");
+            let message = format!("unknown field {name:?}{place}; known are {known}");
             return Err(self.refusal.stop(Error::invalid(name, message)));
         };
         if self.seen.contains(&field) {
@@ -143,7 +146,7 @@ impl ObjectReader<'_> {
         match field {
             "model" => options.model = value.text()?,
             "encoding_format" => options.format = value.format()?,
-            "dimensions" => options.dimensions = value.dimensions()?,
+            "dimensions" => options.dimensions = value.integer()?,
             "normalize" => options.normalize = value.boolean()?,
             "truncate" => options.truncate = value.boolean()?,
             "truncation_direction" => options.side = value.side()?,
@@ -168,6 +171,7 @@ impl<'de> Visitor<'de> for ObjectReader<'_> {
         let mut inputs = None;
         while let Some(name) = map.next_key::<String>()? {
             let field = self.field(&name)?;
+            self.refusal.reads(Some((field, None)));
             if field == self.form.inputs {
                 let seed = InputSeed {
                     form: self.form,
@@ -186,38 +190,39 @@ impl<'de> Visitor<'de> for ObjectReader<'_> {
                 let value = map.next_value()?;
                 self.take(field, value)?;
             }
+            self.refusal.reads(None);
         }
         Ok(inputs)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, _: A) -> Result<Self::Value, A::Error> {
-        self.refuse("a list")
+        self.refuse(&Scalar::List)
     }
 
     fn visit_str<E: serde::de::Error>(self, _: &str) -> Result<Self::Value, E> {
-        self.refuse("a string")
+        self.refuse(&Scalar::Text(String::new()))
     }
 
     fn visit_unit<E: serde::de::Error>(self) -> Result<Self::Value, E> {
         if self.is_nested {
             return Ok(None);
         }
-        self.refuse("null")
+        self.refuse(&Scalar::Null)
     }
 
-    fn visit_bool<E: serde::de::Error>(self, _: bool) -> Result<Self::Value, E> {
-        self.refuse("a boolean")
+    fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<Self::Value, E> {
+        self.refuse(&Scalar::Bool(value))
     }
 
-    fn visit_i64<E: serde::de::Error>(self, _: i64) -> Result<Self::Value, E> {
-        self.refuse("a number")
+    fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<Self::Value, E> {
+        self.refuse(&Scalar::Integer(value.into()))
     }
 
-    fn visit_u64<E: serde::de::Error>(self, _: u64) -> Result<Self::Value, E> {
-        self.refuse("a number")
+    fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<Self::Value, E> {
+        self.refuse(&Scalar::Integer(value.into()))
     }
 
-    fn visit_f64<E: serde::de::Error>(self, _: f64) -> Result<Self::Value, E> {
-        self.refuse("a number")
+    fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Self::Value, E> {
+        self.refuse(&Scalar::Number(value))
     }
 }

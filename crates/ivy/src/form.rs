@@ -6,6 +6,8 @@ use std::fmt::Display;
 
 use flowerbed_protocol::{Error, ErrorKind};
 
+use crate::json::Place;
+
 /// The fields of a route's body.
 #[derive(Debug)]
 pub(crate) struct Form {
@@ -132,13 +134,27 @@ impl Takes {
     pub(crate) fn comparison(self) -> bool {
         matches!(self, Self::Comparison | Self::Any)
     }
+
+    /// What somebody should know whose token ids are none of this model's.
+    pub(crate) fn token_hint(self) -> &'static str {
+        match self {
+            Self::Ids => "ids must be this model's own, as /tokenize lists them",
+            _ => TOKEN_HINT,
+        }
+    }
 }
+
+/// Somebody may send another tokenizer's ids without knowing it.
+pub(crate) const TOKEN_HINT: &str = "token arrays must hold this model's own ids; LangChain's \
+    OpenAIEmbeddings sends OpenAI's ids unless check_embedding_ctx_length=False is set";
 
 /// How the caller names the inputs of its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Names {
-    /// Items of a field that is a list.
+    /// Items of a field that is a list; one text is as a list of one.
     List(&'static str),
+    /// One token array: as a list of one, too, but its ids are the items of the field.
+    TokenArray(&'static str),
     /// `inputs.source_sentence`, then the items of `inputs.sentences`.
     Comparison,
 }
@@ -148,9 +164,9 @@ pub(crate) const SENTENCES: &str = "inputs.sentences";
 
 impl Names {
     /// The field of the request, and the index in its list.
-    fn place(self, index: usize) -> (&'static str, Option<usize>) {
+    fn place(self, index: usize) -> Place {
         match (self, index) {
-            (Self::List(field), index) => (field, Some(index)),
+            (Self::List(field) | Self::TokenArray(field), index) => (field, Some(index)),
             (Self::Comparison, 0) => (SOURCE, None),
             (Self::Comparison, index) => (SENTENCES, Some(index - 1)),
         }
@@ -159,7 +175,7 @@ impl Names {
     /// The field as a whole.
     pub(crate) fn field(self) -> &'static str {
         match self {
-            Self::List(field) => field,
+            Self::List(field) | Self::TokenArray(field) => field,
             Self::Comparison => SENTENCES,
         }
     }
@@ -171,12 +187,30 @@ impl Names {
 
     /// The same, of another kind.
     pub(crate) fn error(self, kind: ErrorKind, index: usize, message: impl Display) -> Error {
-        match self.place(index) {
-            (field, None) => Error::new(kind, format!("{field} {message}")).in_field(field),
-            (field, Some(index)) => {
-                let error = Error::new(kind, format!("{field}[{index}] {message}")).in_field(field);
-                u32::try_from(index).map_or(error.clone(), |index| error.at_index(index))
+        at_place(kind, self.place(index), message)
+    }
+
+    /// An error of one id of the token array at `index`.
+    pub(crate) fn at_id(self, index: usize, position: usize, message: impl Display) -> Error {
+        match self {
+            Self::TokenArray(field) => {
+                at_place(ErrorKind::InvalidInput, (field, Some(position)), message)
             }
+            _ => self.at(
+                index,
+                format_args!("is no token array: item {position} {message}"),
+            ),
+        }
+    }
+}
+
+/// An error whose message begins with its place.
+pub(crate) fn at_place(kind: ErrorKind, place: Place, message: impl Display) -> Error {
+    match place {
+        (field, None) => Error::new(kind, format!("{field} {message}")).in_field(field),
+        (field, Some(index)) => {
+            let error = Error::new(kind, format!("{field}[{index}] {message}")).in_field(field);
+            u32::try_from(index).map_or(error.clone(), |index| error.at_index(index))
         }
     }
 }

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use flowerbed_protocol::v1::Lane;
 use flowerbed_protocol::{Error, limits, trace};
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue};
 use tonic::metadata::{Ascii, MetadataValue};
 
 const LANE: &str = "x-flowerbed-lane";
 const TIMEOUT_MS: &str = "x-flowerbed-timeout-ms";
+
 /// Name of a lane in headers and metrics.
 pub(crate) fn lane_name(lane: Lane) -> &'static str {
     match lane {
@@ -18,9 +19,21 @@ pub(crate) fn lane_name(lane: Lane) -> &'static str {
     }
 }
 
+/// The one value of a header, if it is there; of two, neither can be taken for what was asked.
+fn only<'h>(headers: &'h HeaderMap, name: &'static str) -> Result<Option<&'h HeaderValue>, Error> {
+    let mut values = headers.get_all(name).iter();
+    match (values.next(), values.next()) {
+        (_, Some(_)) => {
+            let message = format!("{name} must be given once, not several times");
+            Err(Error::invalid(name, message))
+        }
+        (value, None) => Ok(value),
+    }
+}
+
 /// The lane that a header asks for, if there is one.
 pub(crate) fn asked_lane(headers: &HeaderMap) -> Result<Option<Lane>, Error> {
-    let Some(value) = headers.get(LANE) else {
+    let Some(value) = only(headers, LANE)? else {
         return Ok(None);
     };
     match value.as_bytes() {
@@ -49,7 +62,7 @@ pub(crate) fn embedding_lane(cost: u64, asked: Option<Lane>) -> Lane {
 
 /// The time a request may take: what its header asks, at most `longest`.
 pub(crate) fn timeout(headers: &HeaderMap, longest: Duration) -> Result<Duration, Error> {
-    let Some(value) = headers.get(TIMEOUT_MS) else {
+    let Some(value) = only(headers, TIMEOUT_MS)? else {
         return Ok(longest);
     };
     let milliseconds = value

@@ -11,10 +11,6 @@ use crate::item::{Item, ItemSeed};
 use crate::json::{Refusal, Scalar};
 use crate::wire::echo;
 
-/// Appended where somebody may have sent another tokenizer's ids without knowing it.
-pub(crate) const TOKEN_HINT: &str = "token arrays must hold this model's own ids; LangChain's \
-    OpenAIEmbeddings sends OpenAI's ids unless check_embedding_ctx_length=False is set";
-
 /// What is to be worked on, in the caller's order; never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Inputs {
@@ -75,7 +71,7 @@ impl<'de> DeserializeSeed<'de> for InputSeed<'_> {
 impl InputSeed<'_> {
     fn refuse<T, E: serde::de::Error>(self, found: &Scalar) -> Result<T, E> {
         let Form { inputs, takes, .. } = self.form;
-        let message = format!("{inputs} must be {}, not {}", takes.forms(), found.name());
+        let message = format!("{inputs} must be {}, not {found}", takes.forms());
         Err(self.refusal.stop(Error::invalid(*inputs, message)))
     }
 
@@ -119,7 +115,8 @@ impl<'de> Visitor<'de> for InputSeed<'_> {
                 while let Some(item) = items.next()? {
                     ids.extend(item.into_id());
                 }
-                Inputs::Tokens(vec![ids])
+                let names = Names::TokenArray(self.form.inputs);
+                return Ok((Inputs::Tokens(vec![ids]), names));
             }
         };
         Ok((inputs, self.names()))
@@ -133,14 +130,18 @@ impl<'de> Visitor<'de> for InputSeed<'_> {
         let (mut source, mut sentences) = (None, None);
         while let Some(name) = map.next_key::<String>()? {
             let is_repeated = match name.as_str() {
-                "source_sentence" => match map.next_value()? {
-                    Scalar::Text(text) => source.replace(text).is_some(),
-                    other => {
-                        let message = format!("{SOURCE} must be a string, not {}", other.name());
-                        return Err(stop(Error::invalid(SOURCE, message)));
+                "source_sentence" => {
+                    self.refusal.reads(Some((SOURCE, None)));
+                    match map.next_value()? {
+                        Scalar::Text(text) => source.replace(text).is_some(),
+                        other => {
+                            let message = format!("{SOURCE} must be a string, not {other}");
+                            return Err(stop(Error::invalid(SOURCE, message)));
+                        }
                     }
-                },
+                }
                 "sentences" => {
+                    self.refusal.reads(Some((SENTENCES, None)));
                     let seed = Self {
                         form: &OTHER_SENTENCES,
                         ..self
@@ -157,6 +158,7 @@ impl<'de> Visitor<'de> for InputSeed<'_> {
                 let message = format!("inputs.{} is given twice", echo(&name));
                 return Err(stop(Error::invalid("inputs", message)));
             }
+            self.refusal.reads(Some(("inputs", None)));
         }
         let missing = |field: &str| stop(Error::invalid(field, format!("{field} is missing")));
         let source = source.ok_or_else(|| missing(SOURCE))?;
@@ -178,16 +180,16 @@ impl<'de> Visitor<'de> for InputSeed<'_> {
         self.refuse(&Scalar::Bool(value))
     }
 
-    fn visit_i64<E: serde::de::Error>(self, _: i64) -> Result<Self::Value, E> {
-        self.refuse(&Scalar::Number)
+    fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<Self::Value, E> {
+        self.refuse(&Scalar::Integer(value.into()))
     }
 
-    fn visit_u64<E: serde::de::Error>(self, _: u64) -> Result<Self::Value, E> {
-        self.refuse(&Scalar::Number)
+    fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<Self::Value, E> {
+        self.refuse(&Scalar::Integer(value.into()))
     }
 
-    fn visit_f64<E: serde::de::Error>(self, _: f64) -> Result<Self::Value, E> {
-        self.refuse(&Scalar::Number)
+    fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Self::Value, E> {
+        self.refuse(&Scalar::Number(value))
     }
 }
 
@@ -199,7 +201,10 @@ struct Items<'r, A> {
 
 impl<'de, A: SeqAccess<'de>> Items<'_, A> {
     fn next(&mut self) -> Result<Option<Item>, A::Error> {
-        let item = self.list.next_element_seed(self.seed)?;
+        let seed = self.seed;
+        seed.refusal
+            .reads(Some((seed.form.inputs, Some(seed.index))));
+        let item = self.list.next_element_seed(seed)?;
         self.seed.index += 1;
         self.seed.kind = self.seed.kind.or(item.as_ref().map(Item::kind));
         Ok(item)

@@ -4,7 +4,6 @@ use flowerbed_protocol::ErrorKind;
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use crate::form::{Form, Names};
-use crate::input::TOKEN_HINT;
 use crate::json::{Refusal, Scalar};
 
 /// What the first item is, all others must be.
@@ -71,7 +70,7 @@ impl ItemSeed<'_> {
         self.refusal.stop(names.at(self.index, message))
     }
 
-    fn refuse<T, E: serde::de::Error>(&self, found: &str) -> Result<T, E> {
+    fn refuse<T, E: serde::de::Error>(&self, found: &Scalar) -> Result<T, E> {
         let takes = self.form.takes;
         let wanted = match (self.kind, takes.texts(), takes.ids()) {
             (None, true, true) => "a string, a token id or a list of token ids",
@@ -83,12 +82,14 @@ impl ItemSeed<'_> {
         };
         let message = format!("must be {wanted}, not {found}");
         Err(match self.kind {
-            Some(Kind::Id | Kind::Ids) => self.stop(format_args!("{message}; {TOKEN_HINT}")),
+            Some(Kind::Id | Kind::Ids) => {
+                self.stop(format_args!("{message}; {}", takes.token_hint()))
+            }
             _ => self.stop(message),
         })
     }
 
-    fn accept<E: serde::de::Error>(&self, item: Item, found: &str) -> Result<Item, E> {
+    fn accept<E: serde::de::Error>(&self, item: Item, found: &Scalar) -> Result<Item, E> {
         let is_taken = match item.kind() {
             Kind::Text => self.form.takes.texts(),
             Kind::Id | Kind::Ids => self.form.takes.ids(),
@@ -102,8 +103,14 @@ impl ItemSeed<'_> {
 
     fn id<E: serde::de::Error>(&self, value: &Scalar) -> Result<Item, E> {
         let id = token_id(value);
-        let item = self.accept(Item::Id(id.unwrap_or_default()), "a number")?;
-        id.map(|_| item).ok_or_else(|| self.stop(NotAnId))
+        let item = self.accept(Item::Id(id.unwrap_or_default()), value)?;
+        id.map(|_| item)
+            .ok_or_else(|| self.stop(self.not_an_id(value)))
+    }
+
+    fn not_an_id(&self, found: &Scalar) -> String {
+        let hint = self.form.takes.token_hint();
+        format!("must be a token id, an integer from 0 on, not {found}; {hint}")
     }
 }
 
@@ -123,49 +130,50 @@ impl<'de> Visitor<'de> for ItemSeed<'_> {
     }
 
     fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Item, E> {
-        self.accept(Item::Text(text.to_owned()), "a string")
+        self.accept(Item::Text(text.to_owned()), &Scalar::Text(String::new()))
     }
 
     fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<Item, E> {
-        self.id(&Scalar::Integer(value))
+        self.id(&Scalar::Integer(value.into()))
     }
 
     fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<Item, E> {
-        self.id(&i64::try_from(value).map_or(Scalar::Number, Scalar::Integer))
+        self.id(&Scalar::Integer(value.into()))
     }
 
-    fn visit_f64<E: serde::de::Error>(self, _: f64) -> Result<Item, E> {
-        self.id(&Scalar::Number)
+    fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Item, E> {
+        self.id(&Scalar::Number(value))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Item, A::Error> {
-        self.accept(Item::Ids(Vec::new()), "a list")?;
+        self.accept(Item::Ids(Vec::new()), &Scalar::List)?;
         let mut ids = Vec::new();
         while let Some(value) = list.next_element::<Scalar>()? {
             let Some(id) = token_id(&value) else {
-                let position = ids.len();
-                return Err(self.stop(format_args!("is no token array: item {position} {NotAnId}")));
+                let (position, problem) = (ids.len(), self.not_an_id(&value));
+                return Err(self.stop(format_args!("is no token array: item {position} {problem}")));
             };
             ids.push(id);
         }
         if ids.is_empty() {
             let names = Names::List(self.form.inputs);
-            let error = names.error(ErrorKind::EmptyInput, self.index, "is an empty list");
+            let message = "is an empty list; it must be a list of token ids";
+            let error = names.error(ErrorKind::EmptyInput, self.index, message);
             return Err(self.refusal.stop(error));
         }
         Ok(Item::Ids(ids))
     }
 
     fn visit_unit<E: serde::de::Error>(self) -> Result<Item, E> {
-        self.refuse("null")
+        self.refuse(&Scalar::Null)
     }
 
-    fn visit_bool<E: serde::de::Error>(self, _: bool) -> Result<Item, E> {
-        self.refuse("a boolean")
+    fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<Item, E> {
+        self.refuse(&Scalar::Bool(value))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, _: A) -> Result<Item, A::Error> {
-        self.refuse("an object")
+        self.refuse(&Scalar::Object)
     }
 }
 
@@ -174,14 +182,5 @@ fn token_id(value: &Scalar) -> Option<u32> {
         u32::try_from(*value).ok()
     } else {
         None
-    }
-}
-
-/// The end of a sentence about a value that is no token id.
-struct NotAnId;
-
-impl std::fmt::Display for NotAnId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "must be an integer from 0 to {}; {TOKEN_HINT}", u32::MAX)
     }
 }

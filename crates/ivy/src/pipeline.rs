@@ -145,8 +145,7 @@ pub(crate) async fn run(
             Head::Tokens => num_tokens,
             _ => sequences.len(),
         };
-        app.answers
-            .check(BYTES_PER_VALUE * num_rows * dimensions as usize)?;
+        call.check_answer(BYTES_PER_VALUE * num_rows * dimensions as usize)?;
     }
     let admitted = app.pool.admit(&group, lane, cost)?;
     let dispatch = Dispatch {
@@ -176,7 +175,7 @@ pub(crate) async fn run(
 }
 
 /// Floats a row. The native size is always served.
-fn dimensions(asked: Option<u32>, head: Head, info: &ModelInfo) -> Result<u32, Error> {
+fn dimensions(asked: Option<i128>, head: Head, info: &ModelInfo) -> Result<u32, Error> {
     if !info.heads.contains(&head.into()) {
         let message = format!("{} has no head for this route", info.id);
         return Err(Error::new(ErrorKind::NoHead, message));
@@ -189,14 +188,16 @@ fn dimensions(asked: Option<u32>, head: Head, info: &ModelInfo) -> Result<u32, E
     let Some(asked) = asked else {
         return Ok(native);
     };
-    let is_served = asked == native
-        || if allowed.is_empty() {
-            asked <= native
-        } else {
-            allowed.contains(&asked)
-        };
-    if is_served {
-        return Ok(asked);
+    let is_served = |size: &u32| {
+        *size == native
+            || if allowed.is_empty() {
+                (1..=native).contains(size)
+            } else {
+                allowed.contains(size)
+            }
+    };
+    if let Some(size) = u32::try_from(asked).ok().filter(is_served) {
+        return Ok(size);
     }
     let known = if allowed.is_empty() {
         format!("1 to {native}")

@@ -61,7 +61,7 @@ pub(crate) async fn root(
         &ROOT,
         async |call, received| match received.asked.names {
             Names::Comparison => cosines(call, received).await,
-            Names::List(_) => vectors(call, received).await,
+            Names::List(_) | Names::TokenArray(_) => vectors(call, received).await,
         },
     )
     .await

@@ -7,8 +7,8 @@ use flowerbed_text::{EncodeError, Encoder, Prompt, Sequence, Truncation};
 use rayon::prelude::*;
 
 use crate::compute::{Compute, IsAbandoned};
-use crate::form::Names;
-use crate::input::{Inputs, TOKEN_HINT};
+use crate::form::{Names, TOKEN_HINT, Takes};
+use crate::input::Inputs;
 
 /// How inputs are encoded.
 #[derive(Clone, Debug)]
@@ -62,7 +62,7 @@ fn accept(
     options: &Encoding,
 ) -> Result<Vec<Sequence>, Error> {
     if options.prompt_name.is_some() {
-        let message = "prompt_name: a prompt is text, it cannot be put before token arrays";
+        let message = "prompt_name must be left out with token arrays: a prompt is text";
         return Err(Error::invalid("prompt_name", message));
     }
     in_order(
@@ -125,16 +125,18 @@ fn refused(names: Names, index: usize, error: &EncodeError) -> Error {
             position,
             id,
             vocab_rows,
-        } => names.at(
+        } => names.at_id(
             index,
-            format_args!(
-                "is no token array of this model: item {position} is {id}, ids are below \
-                 {vocab_rows}; {TOKEN_HINT}"
-            ),
+            *position,
+            format_args!("must be below {vocab_rows}, not {id}; {TOKEN_HINT}"),
         ),
-        EncodeError::UnknownId { position, id } => names.at(
+        EncodeError::UnknownId { position, id } => names.at_id(
             index,
-            format_args!("is no token array of this model: item {position} is {id}; {TOKEN_HINT}"),
+            *position,
+            format_args!(
+                "must be a token of this model, not {id}; {}",
+                Takes::Ids.token_hint()
+            ),
         ),
         EncodeError::Tokenizer(reason) => {
             tracing::warn!(reason, "the tokenizer refuses a text");

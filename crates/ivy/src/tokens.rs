@@ -84,7 +84,7 @@ async fn run(
     let encoder = Arc::clone(&call.app.encoder);
     let Received { asked, held } = received;
     // An answer is some times longer than its request; it is written only if that much is free.
-    call.app.answers.check(held.bytes.len())?;
+    call.check_answer(held.bytes.len())?;
     let body = call
         .app
         .compute

@@ -17,7 +17,7 @@ pub(crate) struct Value<'r> {
 impl Value<'_> {
     fn wrong<T, E: de::Error>(&self, expected: &str) -> Result<T, E> {
         let Self { field, value, .. } = self;
-        let message = format!("{field} must be {expected}, not {}", value.name());
+        let message = format!("{field} must be {expected}, not {value}");
         Err(self.refusal.stop(Error::invalid(*field, message)))
     }
 
@@ -68,17 +68,11 @@ impl Value<'_> {
         }
     }
 
-    pub(crate) fn dimensions<E: de::Error>(&self) -> Result<Option<u32>, E> {
-        match &self.value {
+    /// Of any size: what the model gives is known later.
+    pub(crate) fn integer<E: de::Error>(&self) -> Result<Option<i128>, E> {
+        match self.value {
             Scalar::Null => Ok(None),
-            Scalar::Integer(number) => match u32::try_from(*number) {
-                Ok(dimensions) if dimensions > 0 => Ok(Some(dimensions)),
-                _ => {
-                    let message =
-                        format!("dimensions must be from 1 to {}, not {number}", u32::MAX);
-                    Err(self.refusal.stop(Error::invalid(self.field, message)))
-                }
-            },
+            Scalar::Integer(number) => Ok(Some(number)),
             _ => self.wrong("an integer"),
         }
     }

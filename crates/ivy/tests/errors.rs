@@ -148,6 +148,7 @@ fn in_06_a_wrong_token_array_names_the_langchain_switch() {
         ("[1, 4294967296]", "input[1]"),
         ("[1, 1e30]", "input[1]"),
         ("[100]", "input[0]"),
+        ("[1, 100]", "input[1]"),
         ("[1, \"a\"]", "input[1]"),
         ("[1, [2]]", "input[1]"),
         ("[[1], \"a\"]", "input[1]"),
@@ -208,14 +209,33 @@ fn hostile_json_is_refused_and_the_server_lives() {
     let tulip = Tulip::start();
     let ivy = Ivy::over(&[&tulip]);
     let deep = "[".repeat(1_000_000);
-    assert_refused(
-        &ivy,
-        format!("{{\"input\": {deep}").as_bytes(),
-        &Value::Null,
-    );
-    assert_refused(&ivy, format!("{{\"user\": {deep}").as_bytes(), &Value::Null);
-    assert_refused(&ivy, b"{\"input\": \"\xff\xfe\"}", &Value::Null);
-    assert_refused(&ivy, br#"{"input": "\ud800"}"#, &Value::Null);
+    for (body, param) in [
+        (format!("{{\"input\": {deep}"), "input[0]"),
+        (format!("{{\"user\": {deep}"), "user"),
+        (r#"{"input": "\ud800"}"#.to_owned(), "input"),
+        (r#"{"input": ["a", "b\udc00"]}"#.to_owned(), "input[1]"),
+        (r#"{"input": ["a", "b"#.to_owned(), "input[1]"),
+    ] {
+        assert_refused(&ivy, body.as_bytes(), &json!(param));
+    }
+    assert_refused(&ivy, b"{\"input\": \"\xff\xfe\"}", &json!("input"));
+    assert_refused(&ivy, br#"{"\ud800": "a"}"#, &Value::Null);
+    let text = r#"{"input": "a"}"#;
+    let wide =
+        |to_bytes: fn(u16) -> [u8; 2]| text.encode_utf16().flat_map(to_bytes).collect::<Vec<u8>>();
+    for body in [
+        [b"\xef\xbb\xbf", text.as_bytes()].concat(),
+        [&b"\xff\xfe"[..], &wide(u16::to_le_bytes)].concat(),
+        wide(u16::to_le_bytes),
+        wide(u16::to_be_bytes),
+    ] {
+        let message = assert_refused(&ivy, &body, &Value::Null);
+        assert!(
+            message.ends_with("send it in UTF-8, without a byte order mark"),
+            "{message}"
+        );
+    }
+    assert_refused(&ivy, br#"{"input": "a" "#, &Value::Null);
     let long_name = "x".repeat(10_000);
     let body = format!("{{\"{long_name}\": 1}}");
     let message = assert_refused(&ivy, body.as_bytes(), &json!("x".repeat(64)));

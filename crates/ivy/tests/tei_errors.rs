@@ -120,7 +120,17 @@ fn in_10_the_bad_item_is_named_on_every_route() {
         (
             "/decode",
             r#"{"ids": [4, 99999]}"#,
-            "ids[0] is no token array of this model: item 1",
+            "ids[1] must be a token of this model, not 99999",
+        ),
+        (
+            "/decode",
+            r#"{"ids": [[4], [4, 99999]]}"#,
+            "ids[1] is no token array: item 1 must be a token of this model, not 99999",
+        ),
+        (
+            "/embed",
+            r#"{"inputs": [4, 99999]}"#,
+            "inputs[1] must be below 100, not 99999",
         ),
         (
             "/similarity",

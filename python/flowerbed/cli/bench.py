@@ -73,7 +73,7 @@ def engine(
         measured = Engine.load(
             folder, device=first, dtype=dtype, attention=attention, progress=loading.advance
         )
-    by_default = knee.default_budget(first, measured.space, measured.streams)
+    by_default = knee.default_budget(first, measured.space, measured.attention, measured.streams)
     chosen = budgets or sorted({by_default, knee.default_saturation(first)})
     measured.capture(
         online_tokens=config.GPU_ONLINE_BATCH_TOKENS,
@@ -119,7 +119,7 @@ def _cosine(measured: Engine, device: str, budget: int) -> float:
 def _conditions(measured: Engine, device: str, label: str) -> dict[str, Any]:
     from flowerbed import knee
 
-    found = knee.conditions(device, measured.space)
+    found = knee.conditions(device, measured.space, measured.attention)
     return {
         "system": "flowerbed",
         "version": found.flowerbed,
@@ -127,7 +127,7 @@ def _conditions(measured: Engine, device: str, label: str) -> dict[str, Any]:
         "device": found.device,
         "model": measured.folder.id,
         "dtype": str(measured.dtype),
-        "attention": str(measured.attention),
+        "attention": found.attention,
         "commit": label,
     }
 

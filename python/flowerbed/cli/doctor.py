@@ -25,6 +25,7 @@ def doctor(
     revision: options.Revision = None,
     device: options.Device = config.DEFAULT_DEVICE,
     dtype: options.Dtype = config.DType.AUTO,
+    attention: options.Attention = config.Attention.AUTO,
     host: options.Host = config.DEFAULT_HOST,
     port: options.Port = config.DEFAULT_PORT,
     max_batch_tokens: options.MaxBatchTokens = None,
@@ -33,7 +34,7 @@ def doctor(
         typer.Option(
             "--measure",
             help="Load the model, time copies, products and whole steps of 32 to 4,096 tokens, and keep the knee: "
-            "workers of this model on this machine then take it as their budget.",
+            "workers of this model on this machine then go by it.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -41,8 +42,8 @@ def doctor(
 ) -> None:
     """Say what is installed, what is found on this machine, and what would keep `serve` from working.
 
-    Reads versions, devices, threads, budgets, the model, limits. Without --measure it loads no model and
-    uses no network: a hub id is only looked up in the cache.
+    Reads versions, devices, threads, budgets, the model but for its weights, limits. Without --measure it loads
+    no model and uses no network: a hub id is only looked up in the cache.
 
     Exit codes: 0 if serving would work, 1 with the reasons if not, or if the machine was too busy to
     measure.
@@ -68,7 +69,7 @@ def doctor(
         raise typer.Exit(0 if report.is_good else 1)
     if not as_json:
         print(_text(report))
-    measured = _measure(model, revision, device, dtype, log_format)
+    measured = _measure(model, revision, device, dtype, attention, log_format)
     if as_json:
         print(json.dumps({**report.as_dict(), "measured": measured.as_dict()}, indent=2))
     else:
@@ -82,6 +83,7 @@ class Measured:
 
     points: list[Point]
     knee: Knee
+    budget: int  # that workers take by it
     is_kept: bool
     dtype: str  # of the steps; the products of the ceilings have that of its activations
     attention: str
@@ -97,7 +99,8 @@ class Measured:
                 {"tokens": p.tokens, "ms": p.ms, "tokens_per_s": p.tokens_per_second}
                 for p in self.points
             ],
-            "max_batch_tokens": self.knee.tokens,
+            "knee": self.knee.tokens,
+            "max_batch_tokens": self.budget,
             "space": self.knee.conditions.space,
             "kept": self.is_kept,
         }
@@ -112,7 +115,9 @@ class Measured:
             mark = "  <- knee" if point.tokens == self.knee.tokens else ""
             rate = point.tokens_per_second
             lines.append(f"{point.tokens:8,} {point.ms:10.2f} {rate:10,.0f}{mark}")
-        lines += ["", f"--max-batch-tokens {self.knee.tokens}"]
+        lines += ["", f"--max-batch-tokens {self.budget}"]
+        if self.budget > self.knee.tokens:
+            lines.append("more than the knee, since queries have streams of their own here")
         lines.append(
             "workers of this model on this machine take it by themselves from now on"
             if self.is_kept
@@ -127,6 +132,7 @@ def _measure(
     revision: str | None,
     device: str,
     dtype: config.DType,
+    attention: config.Attention,
     log_format: config.LogFormat,
 ) -> Measured:
     from flowerbed import devices, hub, knee
@@ -142,10 +148,13 @@ def _measure(
         resolved = hub.resolve(model, revision=revision, progress=fetching.advance)
     folder = read_folder(resolved)
     with Loading(folder.id, log_format) as loading:
-        engine = Engine.load(folder, device=first, dtype=dtype, progress=loading.advance)
+        engine = Engine.load(
+            folder, device=first, dtype=dtype, attention=attention, progress=loading.advance
+        )
     best = ceilings(engine.device, TORCH_DTYPES[engine.dtype])
     points = measure(engine)
     found = as_knee(engine, pick(points))
+    budget = knee.budget(first, engine.streams, found.tokens)
     is_kept = is_steady(points)
     if is_kept:
         try:
@@ -153,9 +162,9 @@ def _measure(
         except OSError as error:
             raise ConfigError(
                 f"cannot keep the knee of {found.tokens} tokens in {knee.cache_file()} "
-                f"({error.strerror}): give --max-batch-tokens {found.tokens} instead"
+                f"({error.strerror}): give --max-batch-tokens {budget} instead"
             ) from error
-    return Measured(points, found, is_kept, engine.dtype, engine.attention, best)
+    return Measured(points, found, budget, is_kept, engine.dtype, engine.attention, best)
 
 
 def _text(report: Report) -> str:

@@ -25,6 +25,7 @@ from flowerbed.rose.device import (
 from flowerbed.rose.graphs import StepSizes
 from flowerbed.rose.grouped import GroupedRunner
 from flowerbed.rose.inputs import Batch, PackedBatch, RowFormat
+from flowerbed.rose.kernels import scaled_linear
 from flowerbed.rose.kernels.attention import Backend
 from flowerbed.rose.kernels.pack import STATUS_NOT_FINITE
 from flowerbed.rose.layers.pooled import EmbedHead, Head, token_rows
@@ -100,21 +101,8 @@ class Engine:
         """
         target = pick_device(device)
         chosen = pick_dtype(dtype, target)
-        make_encoder = encoder_class(folder.config)
-        with (
-            torch.inference_mode(),
-            Weights(
-                folder.files(),
-                folder.prefix,
-                dtype=TORCH_DTYPES[chosen],
-                device=target,
-                in_8_bits=chosen is DType.FP8,
-                progress=progress,
-            ) as weights,
-        ):
-            encoder = make_encoder(folder.config, weights)
-            weights.finish()
-            heads: dict[str, Head] = {"embed": EmbedHead(folder, target), "tokens": token_rows}
+        with torch.inference_mode():
+            encoder, heads = _read(folder, target, chosen, progress)
             backend = pick_attention(attention, target, TORCH_DTYPES[chosen], encoder.head_dim)
             runner = _runner(folder, encoder, heads, target, backend)
         engine = cls(folder, encoder, heads, runner, target, chosen)
@@ -129,7 +117,7 @@ class Engine:
         return ModelInfo(
             id=folder.id,
             revision=folder.revision,
-            space=folder.space(self.dtype, digests),
+            space=folder.space(self.dtype, digests, self.kernels),
             tokenizer_sha256=folder.tokenizer_sha256,
             text_sha256=folder.text_sha256,
             max_length=folder.text.max_length,
@@ -154,7 +142,14 @@ class Engine:
     @property
     def space(self) -> str:
         """See `ModelFolder.space`. Hashes the weights, about 1 s a GB."""
-        return self.folder.space(self.dtype)
+        return self.folder.space(self.dtype, kernels=self.kernels)
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """See `ModelFolder.space`."""
+        if self.dtype is not DType.FP8:
+            return ()
+        return (*scaled_linear.kernels(self.device), self.attention)
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -220,6 +215,34 @@ class Engine:
                     f"{self.folder.id} in {self.dtype} gives a vector that is {what} for a plain "
                     "input: its weights are damaged, or need another --dtype"
                 )
+
+
+def check(folder: ModelFolder) -> None:
+    """Whether `Engine.load` would take a folder: its architecture, settings, and what tensors there are.
+
+    Reads none of the weights and needs no device.
+
+    Raises:
+        ModelError: As `Engine.load` would raise it.
+    """
+    _read(folder, torch.device("meta"), DType.FLOAT32)
+
+
+def _read(
+    folder: ModelFolder, device: torch.device, dtype: DType, progress: Progress | None = None
+) -> tuple[Encoder, dict[str, Head]]:
+    make_encoder = encoder_class(folder.config)
+    with Weights(
+        folder.files(),
+        folder.prefix,
+        dtype=TORCH_DTYPES[dtype],
+        device=device,
+        in_8_bits=dtype is DType.FP8,
+        progress=progress,
+    ) as weights:
+        encoder = make_encoder(folder.config, weights)
+        weights.finish()
+    return encoder, {"embed": EmbedHead(folder, device), "tokens": token_rows}
 
 
 def _runner(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flowerbed.errors import ConfigError
 from flowerbed.rose.kernels import fused_linear, linear
+from flowerbed.rose.kernels.backend import why_no_triton
 from flowerbed.rose.kernels.fused_linear import NormRopeWeights, Tile, quack_linear
 from flowerbed.rose.kernels.scaled_rows import (
     ScaledRows,
@@ -88,6 +89,17 @@ def scaled_norm_rope_weights(weights: NormRopeWeights) -> ScaledNormRopeWeights:
     return ScaledNormRopeWeights(
         scaled_weight(weights.rows), weights._replace(rows=weights.rows.new_empty(0))
     )
+
+
+def kernels(device: torch.device) -> tuple[str, str]:
+    """Whose kernels multiply and make rows of 8 bits on a device.
+
+    Others round elsewhere or multiply scales in another order. The last bits of a sum decide now and then
+    which of the few levels a value falls on, so that vectors of different kernels are not the same.
+    """
+    products = "quack" if fused_linear.fuses_products(device, RESULT) else "torch"
+    has_triton = device.type == "cuda" and why_no_triton() is None
+    return products, "triton" if has_triton else "torch"
 
 
 def fuses(weight: Tensor) -> bool:

@@ -33,6 +33,38 @@ def standardize(values, weight, bias, eps, mask, H: tl.constexpr):
     return values * tl.rsqrt(variance + eps) * weight + bias
 
 
+@triton.jit
+def layer_rows(
+    x, residual, weight, bias, first, places, mask, columns, eps,
+    HAS_RESIDUAL: tl.constexpr, H: tl.constexpr,
+):  # fmt: skip
+    """Layer norm of a program's rows of x, or of their sum with the residual's: [ROWS, COLUMNS] fp32."""
+    values = tl.load(x + first + places, mask, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        values += tl.load(residual + first + places, mask, other=0.0).to(tl.float32)
+    scale = tl.load(weight + columns, columns < H, other=0.0).to(tl.float32)
+    shift = tl.load(bias + columns, columns < H, other=0.0).to(tl.float32)
+    return standardize(values, scale, shift, eps, mask, H)
+
+
+@triton.jit
+def rms_rows(
+    x, residual, weight, first, places, mask, columns, eps,
+    HAS_RESIDUAL: tl.constexpr, H: tl.constexpr,
+):  # fmt: skip
+    """RMS norm of the same; the sum takes the place of the residual, rounded to its dtype."""
+    values = tl.load(x + first + places, mask, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        values += tl.load(residual + first + places, mask, other=0.0).to(tl.float32)
+    scale = tl.load(weight + columns, columns < H, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        total = values.to(residual.dtype.element_ty)
+        tl.store(residual + first + places, total, mask)
+        values = total.to(tl.float32)
+    mean_square = tl.sum(values * values, axis=1, keep_dims=True) / H
+    return values * tl.rsqrt(mean_square + eps) * scale
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _layer_norm_kernel(
     x,
@@ -48,12 +80,9 @@ def _layer_norm_kernel(
     COLUMNS: tl.constexpr,
 ):
     first, places, mask, columns = row_places(num_rows, H, ROWS, COLUMNS)
-    values = tl.load(x + first + places, mask, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
-        values += tl.load(residual + first + places, mask, other=0.0).to(tl.float32)
-    scale = tl.load(weight + columns, columns < H, other=0.0).to(tl.float32)
-    shift = tl.load(bias + columns, columns < H, other=0.0).to(tl.float32)
-    values = standardize(values, scale, shift, eps, mask, H)
+    values = layer_rows(
+        x, residual, weight, bias, first, places, mask, columns, eps, HAS_RESIDUAL, H
+    )
     tl.store(out + first + places, values.to(out.dtype.element_ty), mask)
 
 
@@ -71,16 +100,7 @@ def _rms_norm_kernel(
     COLUMNS: tl.constexpr,
 ):
     first, places, mask, columns = row_places(num_rows, H, ROWS, COLUMNS)
-    values = tl.load(x + first + places, mask, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
-        values += tl.load(residual + first + places, mask, other=0.0).to(tl.float32)
-    scale = tl.load(weight + columns, columns < H, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
-        total = values.to(residual.dtype.element_ty)
-        tl.store(residual + first + places, total, mask)
-        values = total.to(tl.float32)
-    mean_square = tl.sum(values * values, axis=1, keep_dims=True) / H
-    values = values * tl.rsqrt(mean_square + eps) * scale
+    values = rms_rows(x, residual, weight, first, places, mask, columns, eps, HAS_RESIDUAL, H)
     tl.store(out + first + places, values.to(out.dtype.element_ty), mask)
 
 

@@ -15,7 +15,7 @@ from flowerbed.rose.kernels import CompileCase
 from flowerbed.rose.kernels.backend import check_contiguous, row_tile
 from flowerbed.rose.kernels.scaled_rows import FLOAT8, LARGEST, LEAST_ROW, ScaledRows
 from flowerbed.rose.kernels.triton_activation import gelu
-from flowerbed.rose.kernels.triton_norm import row_places, standardize
+from flowerbed.rose.kernels.triton_norm import layer_rows, rms_rows, row_places
 
 _LARGEST = tl.constexpr(LARGEST)
 _LEAST_ROW = tl.constexpr(LEAST_ROW)
@@ -68,16 +68,7 @@ def _rms_norm_kernel(
     COLUMNS: tl.constexpr,
 ):
     first, places, mask, columns = row_places(num_rows, H, ROWS, COLUMNS)
-    values = tl.load(x + first + places, mask, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
-        values += tl.load(residual + first + places, mask, other=0.0).to(tl.float32)
-    scale = tl.load(weight + columns, columns < H, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
-        total = values.to(residual.dtype.element_ty)
-        tl.store(residual + first + places, total, mask)
-        values = total.to(tl.float32)
-    mean_square = tl.sum(values * values, axis=1, keep_dims=True) / H
-    values = values * tl.rsqrt(mean_square + eps) * scale
+    values = rms_rows(x, residual, weight, first, places, mask, columns, eps, HAS_RESIDUAL, H)
     _store_rows(values, out, scales, num_rows, mask, H, ROWS, COLUMNS)
 
 
@@ -96,11 +87,7 @@ def _layer_norm_kernel(
     COLUMNS: tl.constexpr,
 ):
     first, places, mask, columns = row_places(num_rows, H, ROWS, COLUMNS)
-    values = tl.load(x + first + places, mask, other=0.0).to(tl.float32)
-    values += tl.load(residual + first + places, mask, other=0.0).to(tl.float32)
-    scale = tl.load(weight + columns, columns < H, other=0.0).to(tl.float32)
-    shift = tl.load(bias + columns, columns < H, other=0.0).to(tl.float32)
-    values = standardize(values, scale, shift, eps, mask, H)
+    values = layer_rows(x, residual, weight, bias, first, places, mask, columns, eps, True, H)
     tl.store(x + first + places, values.to(x.dtype.element_ty), mask)
     _store_rows(values, out, scales, num_rows, mask, H, ROWS, COLUMNS)
 
