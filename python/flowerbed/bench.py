@@ -23,6 +23,8 @@ from flowerbed.rose.lazy import LazyTensor
 
 LATENCY_SHAPES = ((1, 32), (1, 128), (1, 512), (1, 4_096))
 SCORING_SHAPES = ((5, 512), (25, 512), (50, 512))
+RERANK_SHAPES = ((10, 256), (100, 256), (500, 256))
+"""Query and text together. The step of a reranker of the same encoder, but for its last layer of one column."""
 CURVE_SEQUENCES = (1, 8, 32)
 CURVE_TOKENS = (32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192, 16_384)
 """Of the curves of latency over tokens at fixed counts of sequences."""
@@ -41,7 +43,7 @@ LATENCY_S, CURVE_S, THROUGHPUT_S = 1.0, 0.25, 2.0
 class Row:
     """One measured shape."""
 
-    suite: str  # latency, scoring or throughput
+    suite: str  # latency, scoring, rerank or throughput
     num_seqs: int  # of a request
     seq_len: int  # tokens, 0: the length mix
     batch_tokens: int  # budget of a step

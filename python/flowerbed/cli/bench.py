@@ -28,6 +28,9 @@ class Suite(StrEnum):
 
     LATENCY = "latency"  # one request of one text
     SCORING = "scoring"  # one request of 5, 25 and 50 texts
+    RERANK = (
+        "rerank"  # one of 10, 100 and 500 pairs of query and text: the steps that a reranker needs
+    )
     THROUGHPUT = "throughput"  # full steps without pause, at fixed lengths and at a real mix
     CURVE = "curve"  # latency over tokens, at fixed counts of sequences, and the reverse
 
@@ -47,7 +50,9 @@ def engine(
     suites: Annotated[
         list[Suite] | None,
         typer.Option(
-            "--suite", help="What is measured; repeat it for each.", show_default="all but curve"
+            "--suite",
+            help="What is measured; repeat it for each.",
+            show_default="all but rerank and curve",
         ),
     ] = None,
     is_reference: Annotated[
@@ -87,6 +92,7 @@ def engine(
     shapes = {
         Suite.LATENCY: bench.LATENCY_SHAPES,
         Suite.SCORING: bench.SCORING_SHAPES,
+        Suite.RERANK: bench.RERANK_SHAPES,
         Suite.CURVE: bench.curve_shapes(longest),
     }
     for budget in chosen:
