@@ -213,7 +213,8 @@ def _bert(config: dict[str, Any]) -> dict[str, Shape]:
 
 def _tokenizer(vocab_size: int) -> Tokenizer:
     """One id a word or number: `w17` is id 17 + 10. Enough for texts of known lengths."""
-    vocab = {"[UNK]": 0, "<s>": 1, "</s>": 2}
+    # vLLM refuses a text unread that is longer than its tokens could be, by the longest name here.
+    vocab = {"[UNK]": 0, "<s>": 1, "</s>": 2, "<a word and a space>": 3}
     vocab |= {f"w{number}": number + 10 for number in range(min(vocab_size - 10, 20_000))}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))  # noqa: S106 (no secret)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\s+"), "removed")

@@ -6,10 +6,10 @@ on vLLM. The texts and the generator are those of `serving_gpu.py`, on the same 
 
 from __future__ import annotations
 
-import argparse
 import base64
 import json
 import time
+import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +73,8 @@ def drive(report: Report, address: str, scale: float = 1.0) -> None:
         address: Of the server, http://host:port.
         scale: Of the seconds that each load lasts.
     """
-    for load in LOADS:
+    most = rows.longest(report.options.folder)
+    for load in (load for load in LOADS if load.num_words < most):
         stream = load.stream(scale)
         warm_up = Stream(stream.name, stream.items, stream.pace, WARM_UP_S * scale, stream.options)
         run(address, [warm_up])
@@ -89,7 +90,7 @@ def drive(report: Report, address: str, scale: float = 1.0) -> None:
             **rows.rates(found["rows_per_second"], found["tokens_per_second"]),
             requests_per_s=found["achieved_per_second"],
             errors=found["errors"],
-            unexpected=found["unexpected"],
+            unexpected=found["unexpected"],  # answers of another status than 200
             client_cores=found["client_cpu_seconds"] / max(found["seconds"], 1e-3),
         )
 
@@ -101,8 +102,11 @@ def vectors(address: str, given: list[Ids]) -> NDArray[np.float32]:
         body = json.dumps({"input": [rows.text(ids)], "encoding_format": "base64"}).encode()
         headers = {"content-type": "application/json"}
         request = urllib.request.Request(f"{address}/v1/embeddings", body, headers)
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            encoded: Any = json.load(answer)["data"][0]["embedding"]
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+                encoded: Any = json.load(answer)["data"][0]["embedding"]
+        except urllib.error.HTTPError as error:
+            raise SystemExit(f"error: {error}: {error.read(500).decode()}") from None
         found.append(np.frombuffer(base64.b64decode(encoded), "<f4"))
     return np.stack(found)
 
@@ -114,15 +118,10 @@ def main() -> None:
     options, more = parser.parse_known_args()
     started = time.perf_counter()
     with serving(str(options.folder), *more) as server:
-        report = _report(options, more, server.address)
-        report.more = {"ready_s": rows.ready(options, started)}
+        dtype = more[more.index("--dtype") + 1] if "--dtype" in more else "auto"
+        report = Report("flowerbed serve", "flowerbed", options, dtype, {"options": more})
+        report.ready(started, lambda given: vectors(server.address, given))
         drive(report, server.address, options.scale)
-
-
-def _report(options: argparse.Namespace, more: list[str], address: str) -> Report:
-    cosine = rows.min_cosine(options, lambda given: vectors(address, given))
-    dtype = more[more.index("--dtype") + 1] if "--dtype" in more else "auto"
-    return Report("flowerbed serve", "flowerbed", options, dtype, {"options": more}, cosine)
 
 
 if __name__ == "__main__":

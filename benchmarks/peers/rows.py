@@ -43,7 +43,7 @@ class Report:
     options: argparse.Namespace
     dtype: str
     flags: dict[str, Any]
-    min_cosine: float | None = None
+    min_cosine: float | None = None  # to the reference; None without one
     more: dict[str, Any] = field(default_factory=dict[str, Any])  # of all rows
 
     def print(self, suite: str, num_seqs: int, seq_len: int, **values: Any) -> None:
@@ -66,6 +66,23 @@ class Report:
             flush=True,
         )
 
+    def ready(self, started: float, encode: Encode | None = None) -> None:
+        """Says that the system is loaded, waits for its turn if told to, and compares its vectors.
+
+        Args:
+            started: When it began to load, by `time.perf_counter`.
+            encode: Gives the vectors, if it makes any.
+        """
+        self.more |= {"ready_s": round(time.perf_counter() - started, 1)}
+        print(json.dumps(self.more), flush=True)
+        if self.options.wait and not sys.stdin.readline():
+            raise SystemExit("error: nobody said when to measure")
+        reference = self.options.reference
+        if encode is not None and reference is not None and reference.exists():
+            ours = encode(sequences(reference_lengths(self.options.folder)))
+            found = cosines(np.asarray(ours, np.float32), np.load(reference))
+            self.min_cosine = float(found.min())
+
 
 def parser(description: str) -> argparse.ArgumentParser:
     """Options that every peer has."""
@@ -75,15 +92,6 @@ def parser(description: str) -> argparse.ArgumentParser:
     made.add_argument("--reference", type=Path, help="vectors that reference.py wrote")
     made.add_argument("--wait", action="store_true", help="load, then wait for a line on stdin")
     return made
-
-
-def ready(options: argparse.Namespace, started: float) -> float:
-    """Says that the system is loaded, waits if told to, and returns the seconds its start took."""
-    seconds = round(time.perf_counter() - started, 1)
-    print(json.dumps({"ready_s": seconds}), flush=True)
-    if options.wait and not sys.stdin.readline():
-        raise SystemExit("error: nobody said when to measure")
-    return seconds
 
 
 def longest(folder: Path) -> int:
@@ -165,15 +173,6 @@ def reference_lengths(folder: Path) -> list[int]:
     """Of the sequences whose vectors are compared, as those of `flowerbed bench engine`."""
     most = min(longest(folder), 2_048)
     return [2, 7, most, *mixed_lengths(61, most)]
-
-
-def min_cosine(options: argparse.Namespace, encode: Encode) -> float | None:
-    """The worst cosine to the reference; None without one."""
-    if options.reference is None:
-        return None
-    theirs = np.load(options.reference)
-    ours = np.asarray(encode(sequences(reference_lengths(options.folder))), np.float32)
-    return float(cosines(ours, theirs).min())
 
 
 def cosines(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -63,7 +63,7 @@ class Running:
     def __init__(self, name: str, arguments: argparse.Namespace, reference: Path) -> None:
         system = SYSTEMS[name]
         command = [*system.command, str(arguments.folder), "--label", arguments.label]
-        if system.compares and reference.exists():
+        if system.compares:
             command += ["--reference", str(reference)]
         command += system.options + (["--wait"] if system.waits else [])
         command += [
@@ -129,19 +129,20 @@ def run(arguments: argparse.Namespace) -> int:
     """Measures every system; returns how many failed."""
     with tempfile.TemporaryDirectory() as made:
         reference = Path(made, "reference.npy")
-        if any(SYSTEMS[name].compares for name in arguments.systems):
-            _write_reference(arguments, reference)
+        written = _reference(arguments, reference)
         if not arguments.at_once:
+            _wait(written)
             return sum(not _alone(name, arguments, reference) for name in arguments.systems)
         running: list[Running] = []
         try:
             first, *others = (name for name in arguments.systems if SYSTEMS[name].waits)
             # Its compiled code is in vLLM's cache when the others look for it.
-            running = [Running(first, arguments, reference)]
+            running.append(Running(first, arguments, reference))
             running[0].load(arguments.limit_s)
             running += [Running(name, arguments, reference) for name in others]
             for each in running[1:]:
                 each.load(arguments.limit_s)
+            _wait(written)
             failed = sum(not each.measure(arguments.limit_s) for each in running)
         finally:
             for each in running:
@@ -159,10 +160,17 @@ def _alone(name: str, arguments: argparse.Namespace, reference: Path) -> bool:
         running.end()
 
 
-def _write_reference(arguments: argparse.Namespace, path: Path) -> None:
+def _reference(arguments: argparse.Namespace, path: Path) -> subprocess.Popen[bytes] | None:
+    """Begins to write it, if any system is compared with it."""
+    if not any(SYSTEMS[name].compares for name in arguments.systems):
+        return None
     command = [sys.executable, str(HERE / "reference.py"), str(arguments.folder), str(path)]
     command += ["--device", arguments.device]
-    if subprocess.run(command, env=_environment(None), stdout=sys.stderr).returncode != 0:
+    return subprocess.Popen(command, env=_environment(None), stdout=sys.stderr)
+
+
+def _wait(written: subprocess.Popen[bytes] | None) -> None:
+    if written is not None and written.wait() != 0:
         print("reference: FAILED: rows have no min_cosine", file=sys.stderr)
 
 

@@ -76,11 +76,10 @@ def main() -> None:
     options = parser.parse_args()
     started = time.perf_counter()
     encoder = Encoder(options)
-    cosine = rows.min_cosine(options, encoder.run)
     flags = {"attn_implementation": options.attention, "device": options.device}
     name = "sentence-transformers"
-    report = Report(name, name, options, options.dtype, flags, cosine)
-    report.more = {"ready_s": rows.ready(options, started)}
+    report = Report(name, name, options, options.dtype, flags)
+    report.ready(started, encoder.run)
     most = rows.longest(options.folder)
     for suite, shapes in (("latency", LATENCY_SHAPES), ("scoring", SCORING_SHAPES)):
         encoder.batch_size = max(num_seqs for num_seqs, _ in shapes)

@@ -40,10 +40,9 @@ def offline(options: argparse.Namespace) -> None:
         answers = engine.encode(vllm_options.prompts(given), pooling_task="embed", use_tqdm=False)
         return [answer.outputs.data for answer in answers]
 
-    cosine = rows.min_cosine(options, lambda given: [one.float().numpy() for one in run(given)])
     system = "vllm, one process" if options.one_process else "vllm"
-    report = Report(system, "vllm", options, options.dtype, vllm_options.shown(found), cosine)
-    report.more = {"ready_s": rows.ready(options, started)}
+    report = Report(system, "vllm", options, options.dtype, vllm_options.shown(found))
+    report.ready(started, lambda given: [one.float().numpy() for one in run(given)])
     most = found["max_model_len"]
     for suite, shapes in (("latency", LATENCY_SHAPES), ("scoring", SCORING_SHAPES)):
         fitting = [shape for shape in shapes if shape[1] <= most]
@@ -120,17 +119,14 @@ def asynchronous(options: argparse.Namespace) -> None:
     started = time.perf_counter()
     engine = Asynchronous(options)
     flags = vllm_options.shown(engine.options)
-    cosine = rows.min_cosine(
-        options, lambda given: [one.float().numpy() for one in engine.run(given)]
-    )
-    report = Report("vllm AsyncLLM", "vllm", options, options.dtype, flags, cosine)
-    report.more = {"ready_s": rows.ready(options, started)}
+    report = Report("vllm AsyncLLM", "vllm", options, options.dtype, flags)
+    report.ready(started, lambda given: [one.float().numpy() for one in engine.run(given)])
     most = engine.options["max_model_len"]
     fitting = [shape for shape in LATENCY_SHAPES if shape[1] <= most]
     for num_seqs, seq_len, row in rows.latency(engine.run, fitting):
         report.print("latency", num_seqs, seq_len, **row)
     single = [rows.sequences([CALLER_TOKENS], seed) for seed in range(CALLER_REQUESTS)]
-    for count in CALLERS:
+    for count in CALLERS if most >= CALLER_TOKENS else ():
         taken, seconds = engine.callers(count, single)
         rate = len(taken) / seconds
         figures = rows.spread(taken) | rows.rates(rate, rate * CALLER_TOKENS)
@@ -161,7 +157,7 @@ def processes(options: argparse.Namespace) -> None:
     flags = vllm_options.shown(vllm_options.engine_options(options))
     name = f"vllm, {options.processes} processes"
     report = Report(name, "vllm", options, options.dtype, flags)
-    report.more = {"ready_s": rows.ready(options, started)}
+    report.ready(started)
     for length, count in PROCESS_TEXTS.items():
         for child in children:
             _tell(child, f"{length} {count}")

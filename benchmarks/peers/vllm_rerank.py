@@ -74,7 +74,7 @@ def main() -> None:
     compared = pairs(queries[0], texts[:NUM_COMPARED])
     ours = np.array(run(compared), np.float32)
     report = Report("vllm", "vllm", options, options.dtype, vllm_options.shown(found))
-    report.more = {"ready_s": rows.ready(options, started)}
+    report.ready(started)
     error = np.abs(ours - reference(str(options.folder), compared)).max()
     report.more |= {"max_score_error": float(error)}
     for count in NUM_TEXTS:

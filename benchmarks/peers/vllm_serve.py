@@ -85,10 +85,9 @@ def main() -> None:
     command += [*vllm_options.server_flags(found), *QUIET]
     address = f"http://127.0.0.1:{port}"
     with serving(command, address):
-        cosine = rows.min_cosine(options, lambda given: http_loads.vectors(address, given))
         flags = vllm_options.shown(found)
-        report = Report("vllm serve", "vllm", options, options.dtype, flags, cosine)
-        report.more = {"ready_s": rows.ready(options, started)}
+        report = Report("vllm serve", "vllm", options, options.dtype, flags)
+        report.ready(started, lambda given: http_loads.vectors(address, given))
         http_loads.drive(report, address, options.scale)
 
 
