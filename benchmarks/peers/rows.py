@@ -86,7 +86,7 @@ class Report:
 
 def parser(description: str) -> argparse.ArgumentParser:
     """Options that every peer has."""
-    made = argparse.ArgumentParser(description=description)
+    made = argparse.ArgumentParser(description=description, allow_abbrev=False)
     made.add_argument("folder", type=Path, help="a model of random_models.py")
     made.add_argument("--label", default="", help="name of the rows' commit")
     made.add_argument("--reference", type=Path, help="vectors that reference.py wrote")

@@ -3,8 +3,8 @@
 `python benchmarks/peers/sentence_transformers_fp16.py FOLDER [--device cuda] [--dtype float16]`. It sorts by
 length and pads to the longest of a batch. Tokenizing is within its times.
 
-infinity-emb 0.0.77 wraps it and could not stand beside it: its last release (August 2025) asks for
-sentence-transformers < 4 and transformers < 5 with optimum, where these benchmarks run 6 and 5.
+infinity-emb, which wraps it, cannot stand beside it: 0.0.77, its last version, does not import with huggingface_hub 1
+(`HfFolder` is gone) and asks for sentence-transformers < 4 and numpy < 2.
 """
 
 from __future__ import annotations
