@@ -157,6 +157,7 @@ def test_the_table_takes_the_better_row_of_a_figure() -> None:
     ]
 
 
-def test_an_unknown_system_is_refused() -> None:
+def test_systems_are_named_with_or_without_a_folder() -> None:
+    assert peers.systems("vllm,vllm-rerank=a/b") == [("vllm", None), ("vllm-rerank", Path("a/b"))]
     with pytest.raises(argparse.ArgumentTypeError, match="'vlm' is not one of flowerbed, "):
         peers.systems("vllm,vlm")

@@ -1,8 +1,9 @@
 """The GPU peers beside ours in one run, on one device: `python benchmarks/peers/run.py FOLDER [--systems ...]`.
 
-FOLDER is a model of `random_models.py`. Each system runs in processes of its own, one after another; with
-`--at-once` all peers load first, side by side, since that takes most of the time, and are measured in turn. JSON
-lines on stdout, progress on stderr. A system that fails or outlasts its limit is reported and left out.
+FOLDER is a model of `random_models.py`; a reranker is given one of its own, `vllm-rerank=FOLDER`. Each system runs in
+processes of its own, one after another; with `--at-once` all peers load first, side by side, since that takes most of the
+time, and are measured in turn. JSON lines on stdout, progress on stderr. A system that fails or outlasts its limit is
+reported, and what it printed stays.
 """
 
 from __future__ import annotations
@@ -54,16 +55,19 @@ SYSTEMS: dict[str, System] = {
     "vllm-rerank": peer("vllm_rerank.py", compares=False),
     "sentence-transformers": peer("sentence_transformers_fp16.py"),
 }
-EMBEDDING = [name for name in SYSTEMS if name != "vllm-rerank"]
+Asked = tuple[str, Path | None]
+"""A system, and its folder if it is not that of the run."""
+EMBEDDING: list[Asked] = [(name, None) for name in SYSTEMS if name != "vllm-rerank"]
 
 
 class Running:
     """One system's processes."""
 
-    def __init__(self, name: str, arguments: argparse.Namespace, reference: Path) -> None:
+    def __init__(self, asked: Asked, arguments: argparse.Namespace, reference: Path) -> None:
+        name, folder = asked
         system = SYSTEMS[name]
-        command = [*system.command, str(arguments.folder), "--label", arguments.label]
-        if system.compares:
+        command = [*system.command, str(folder or arguments.folder), "--label", arguments.label]
+        if system.compares and folder is None:
             command += ["--reference", str(reference)]
         command += system.options + (["--wait"] if system.waits else [])
         command += [
@@ -96,9 +100,11 @@ class Running:
         self._go()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(limit_s if is_loaded else 0)
-        is_done = self.process.poll() == 0
+        code = self.process.poll()
+        is_done = code == 0
         self.end()
-        word = "measured in" if is_done else "FAILED after"
+        reason = "too late" if code is None else f"exit code {code}"
+        word = "measured in" if is_done else f"FAILED ({reason}) after"
         print(f"{self.name}: {word} {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
         return is_done
 
@@ -132,27 +138,27 @@ def run(arguments: argparse.Namespace) -> int:
         written = _reference(arguments, reference)
         if not arguments.at_once:
             _wait(written)
-            return sum(not _alone(name, arguments, reference) for name in arguments.systems)
+            return sum(not _alone(asked, arguments, reference) for asked in arguments.systems)
         running: list[Running] = []
         try:
-            first, *others = (name for name in arguments.systems if SYSTEMS[name].waits)
-            # Its compiled code is in vLLM's cache when the others look for it.
-            running.append(Running(first, arguments, reference))
-            running[0].load(arguments.limit_s)
-            running += [Running(name, arguments, reference) for name in others]
-            for each in running[1:]:
-                each.load(arguments.limit_s)
+            waiting = [asked for asked in arguments.systems if SYSTEMS[asked[0]].waits]
+            # The first alone: its compiled code is in vLLM's cache when the others look for it.
+            for group in (waiting[:1], waiting[1:]):
+                started = [Running(asked, arguments, reference) for asked in group]
+                running += started
+                for each in started:
+                    each.load(arguments.limit_s)
             _wait(written)
             failed = sum(not each.measure(arguments.limit_s) for each in running)
         finally:
             for each in running:
                 each.end()
-        at_last = (name for name in arguments.systems if not SYSTEMS[name].waits)
-        return failed + sum(not _alone(name, arguments, reference) for name in at_last)
+        at_last = (asked for asked in arguments.systems if not SYSTEMS[asked[0]].waits)
+        return failed + sum(not _alone(asked, arguments, reference) for asked in at_last)
 
 
-def _alone(name: str, arguments: argparse.Namespace, reference: Path) -> bool:
-    running = Running(name, arguments, reference)
+def _alone(asked: Asked, arguments: argparse.Namespace, reference: Path) -> bool:
+    running = Running(asked, arguments, reference)
     try:
         running.load(arguments.limit_s)
         return running.measure(arguments.limit_s)
@@ -162,7 +168,7 @@ def _alone(name: str, arguments: argparse.Namespace, reference: Path) -> bool:
 
 def _reference(arguments: argparse.Namespace, path: Path) -> subprocess.Popen[bytes] | None:
     """Begins to write it, if any system is compared with it."""
-    if not any(SYSTEMS[name].compares for name in arguments.systems):
+    if not any(SYSTEMS[name].compares and not own for name, own in arguments.systems):
         return None
     command = [sys.executable, str(HERE / "reference.py"), str(arguments.folder), str(path)]
     command += ["--device", arguments.device]
@@ -181,20 +187,22 @@ def _environment(site: Path | None) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(path)}
 
 
-def systems(text: str) -> list[str]:
-    """Names between commas."""
-    names = text.split(",")
-    unknown = [name for name in names if name not in SYSTEMS]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(SYSTEMS)}")
-    return names
+def systems(text: str) -> list[Asked]:
+    """Names between commas, each with `=FOLDER` where it has a folder of its own."""
+    found: list[Asked] = []
+    for part in text.split(","):
+        name, _, folder = part.partition("=")
+        if name not in SYSTEMS:
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(SYSTEMS)}")
+        found.append((name, Path(folder) if folder else None))
+    return found
 
 
 def main(given: Sequence[str] | None = None) -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description="GPU peers beside ours.")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--systems", type=systems, default=EMBEDDING, help="of: all but rerank")
+    parser.add_argument("--systems", type=systems, default=EMBEDDING, help="all but rerankers")
     parser.add_argument("--at-once", action="store_true", help="load all peers first")
     parser.add_argument("--limit-s", type=float, default=300.0, help="of a start, of a measurement")
     parser.add_argument("--vllm-site", type=Path, help="folder of vLLM, if it is not installed")
