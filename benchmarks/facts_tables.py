@@ -1,6 +1,6 @@
 """Writes tables of docs/measured-facts.md from results/h200.jsonl: `python benchmarks/facts_tables.py [--check]`.
 
-Those of `ablation.py`, `graph_modes.py`, `idle_device.py` and `loads.py`, each between two comments; the text around
+Those of `ablation.py`, `graph_modes.py`, `idle_device.py`, `loads.py` and `peers/run.py`, each between two comments; the text around
 them is written by hand. Of each benchmark the rows of the last commit count. `--check` writes nothing and fails if a
 table is not what the rows say.
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from graph_modes import MAX_PADDING, MAX_WAIT_MS, MIN_REPLAYS
+from peers_table import peers
 from readme_table import RESULTS, ROOT, Row, line, newest, replaced, table_head, update
 
 FACTS = ROOT / "docs" / "measured-facts.md"
@@ -168,6 +169,7 @@ TABLES: dict[str, Callable[[Sequence[Row]], list[str]]] = {
     "text_rate": text_rate,
     "open_loop": open_loop,
     "scoring_beside": scoring_beside,
+    "peers": peers,
 }
 
 
@@ -177,7 +179,8 @@ def block(benchmark: str, rows: Sequence[Row], begin: str, end: str) -> str:
     if not found:
         return f"{begin}\n{end}"
     first = found[0]
-    where = ", ".join(str(first[key]) for key in ("gpu", "model", "dtype", "commit"))
+    gpu = first["gpu"] if "gpu" in first else first["device"]
+    where = ", ".join([gpu, *(str(first[key]) for key in ("model", "dtype", "commit"))])
     return "\n".join([begin, f"{where}:", "", *TABLES[benchmark](found), end])
 
 

@@ -22,7 +22,7 @@ def describe() -> dict[str, str | int]:
         "python": platform.python_version(),
         "commit": _commit(),
         "core": _core_profile(),
-        **{name: _version(name) for name in ("flowerbed", *_PACKAGES)},
+        **{name: version(name) for name in ("flowerbed", *_PACKAGES)},
     }
 
 
@@ -47,7 +47,8 @@ def _core_profile() -> str:
     return _core.build_info()["profile"]
 
 
-def _version(package: str) -> str:
+def version(package: str) -> str:
+    """Of an installed distribution, or `not installed`."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

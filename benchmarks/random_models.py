@@ -37,6 +37,7 @@ QWEN3_0_6B: dict[str, Any] = {
 }
 BERT_BASE: dict[str, Any] = {
     "model_type": "bert",
+    "architectures": ["BertModel"],
     "vocab_size": 30_522,
     "hidden_size": 768,
     "num_hidden_layers": 12,
@@ -50,6 +51,7 @@ BERT_BASE: dict[str, Any] = {
 BGE_M3: dict[str, Any] = {
     **BERT_BASE,
     "model_type": "xlm-roberta",
+    "architectures": ["XLMRobertaModel"],
     "vocab_size": 250_002,
     "hidden_size": 1_024,
     "num_hidden_layers": 24,
@@ -60,12 +62,37 @@ BGE_M3: dict[str, Any] = {
     "pad_token_id": 1,
     "layer_norm_eps": 1e-5,
 }
-SHAPES = {"qwen3-0.6b": QWEN3_0_6B, "bert-base": BERT_BASE, "bge-m3": BGE_M3}
+ONE_LABEL: dict[str, Any] = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+BGE_RERANKER: dict[str, Any] = {
+    **BGE_M3,
+    **ONE_LABEL,
+    "architectures": ["XLMRobertaForSequenceClassification"],
+}
+QWEN3_RERANKER: dict[str, Any] = {
+    **QWEN3_0_6B,
+    **ONE_LABEL,
+    "architectures": ["Qwen3ForSequenceClassification"],  # the row of `yes` less that of `no`
+    "is_causal": True,
+    "pad_token_id": 0,
+}
+SHAPES = {
+    "qwen3-0.6b": QWEN3_0_6B,
+    "bert-base": BERT_BASE,
+    "bge-m3": BGE_M3,
+    "bge-reranker-v2-m3": BGE_RERANKER,
+    "qwen3-reranker-0.6b": QWEN3_RERANKER,
+}
+TOKENIZER_CONFIG = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "unk_token": "[UNK]",
+    "pad_token": "[UNK]",
+    "eos_token": "</s>",
+}
 MEAN, CLS = "pooling_mode_mean_tokens", "pooling_mode_cls_token"
 
 
 def write(name: str, folder: Path, *, device: str = "cpu", tokenizer: Path | None = None) -> None:
-    """Writes a sentence-transformers folder in bfloat16.
+    """Writes a folder in bfloat16: sentence-transformers', or transformers' for a reranker.
 
     Args:
         name: A key of `SHAPES`.
@@ -75,9 +102,8 @@ def write(name: str, folder: Path, *, device: str = "cpu", tokenizer: Path | Non
     """
     config = SHAPES[name]
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "1_Pooling").mkdir(exist_ok=True)
     torch.manual_seed(0)
-    shapes = _qwen3(config) if config["model_type"] == "qwen3" else _bert(config)
+    shapes = _shapes(config)
     tensors: dict[str, torch.Tensor] = {}
     for key, shape in shapes.items():
         if key.endswith(("norm.weight", "LayerNorm.weight")):
@@ -86,7 +112,8 @@ def write(name: str, folder: Path, *, device: str = "cpu", tokenizer: Path | Non
             tensor = torch.randn(shape, device=device) * 0.02
         tensors[key] = tensor.to(torch.bfloat16).cpu().contiguous()
     save_file(tensors, folder / "model.safetensors")
-    max_length = config["max_position_embeddings"] - (2 if name == "bge-m3" else 0)
+    padding = 2 if config["model_type"] == "xlm-roberta" else 0
+    max_length = config["max_position_embeddings"] - padding
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
         {
@@ -100,17 +127,38 @@ def write(name: str, folder: Path, *, device: str = "cpu", tokenizer: Path | Non
         "word_embedding_dimension": config["hidden_size"],
         MEAN if config["model_type"] == "qwen3" else CLS: True,
     }
-    for path, values in {
+    files: dict[str, Any] = {
         "config.json": config,
-        "modules.json": modules,
-        "1_Pooling/config.json": pooling,
         "sentence_bert_config.json": {"max_seq_length": max_length, "do_lower_case": False},
-    }.items():
+    }
+    if tokenizer is None:
+        files["tokenizer_config.json"] = TOKENIZER_CONFIG
+    if "id2label" not in config:
+        files |= {"modules.json": modules, "1_Pooling/config.json": pooling}
+    for path, values in files.items():
+        (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(json.dumps(values, indent=2))
     if tokenizer is None:
         _tokenizer(config["vocab_size"]).save(str(folder / "tokenizer.json"))
     else:
         shutil.copyfile(tokenizer, folder / "tokenizer.json")
+
+
+def _shapes(config: dict[str, Any]) -> dict[str, Shape]:
+    """Of all tensors, by the names that transformers gives them."""
+    is_qwen3, hidden = config["model_type"] == "qwen3", config["hidden_size"]
+    shapes = _qwen3(config) if is_qwen3 else _bert(config)
+    if "id2label" not in config:
+        return shapes
+    prefix = "model" if is_qwen3 else "roberta"
+    head: dict[str, Shape] = {
+        "classifier.dense.weight": (hidden, hidden),
+        "classifier.dense.bias": (hidden,),
+        "classifier.out_proj.weight": (1, hidden),
+        "classifier.out_proj.bias": (1,),
+    }
+    named = {f"{prefix}.{name}": shape for name, shape in shapes.items()}
+    return named | ({"score.weight": (1, hidden)} if is_qwen3 else head)
 
 
 def _qwen3(config: dict[str, Any]) -> dict[str, Shape]:
@@ -165,7 +213,8 @@ def _bert(config: dict[str, Any]) -> dict[str, Shape]:
 
 def _tokenizer(vocab_size: int) -> Tokenizer:
     """One id a word or number: `w17` is id 17 + 10. Enough for texts of known lengths."""
-    vocab = {"[UNK]": 0, "<s>": 1, "</s>": 2}
+    # vLLM refuses a text unread that is longer than its tokens could be, by the longest name here.
+    vocab = {"[UNK]": 0, "<s>": 1, "</s>": 2, "<a word and a space>": 3}
     vocab |= {f"w{number}": number + 10 for number in range(min(vocab_size - 10, 20_000))}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))  # noqa: S106 (no secret)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\s+"), "removed")

@@ -85,7 +85,7 @@ def serving_table(rows: Sequence[Row]) -> list[str]:
 
 def block(rows: Sequence[Row]) -> str:
     """All that stands between the comments."""
-    engine = [row for row in rows if row.get("system") == "flowerbed" and row["suite"] != "curve"]
+    engine = [row for row in rows if row["benchmark"] == "engine" and row["suite"] != "curve"]
     engine = newest(engine, "model", "dtype", "suite")
     serving = newest([row for row in rows if row.get("benchmark") == "serving_gpu"])
     last = engine[-1]
