@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use flowerbed_loadgen::client::Client;
@@ -57,7 +58,8 @@ async fn load(options: Options, golden: &Golden) -> Result<Vec<Report>, Error> {
     let mut prepared = Vec::new();
     for stream in options.streams {
         let items = plan::read(&stream.plan, golden)?;
-        let client = Client::open(options.target, &items).await?;
+        let client = Arc::new(Client::open(options.target, &items).await?);
+        stream::warm_up(&client, &items, stream.warm_up).await;
         prepared.push((items, client, stream));
     }
     let start = Instant::now() + LEAD;

@@ -29,6 +29,8 @@ Sends the requests of a plan to a server on this machine; prints one JSON object
     max_requests=N    at most so many (1000000)
     max_open=N        an arrival beyond so many open requests is not sent but counted (2048)
     timeout=S         of one request (120)
+    warm_up=N         requests at once before the schedule, which are not counted (0); they leave
+                      N connections open, as a client has that has run for a while
     seed=N            of the Poisson times (1)
     tolerance=X       largest difference from a golden vector (0.0001)
     check=no          answers are not looked at
@@ -85,6 +87,8 @@ pub struct StreamOptions {
     pub max_open: usize,
     /// Of one request.
     pub timeout: Duration,
+    /// Requests at once before the schedule.
+    pub warm_up: usize,
     /// Of answers.
     pub check: Check,
 }
@@ -158,6 +162,7 @@ fn stream(text: &str) -> Result<StreamOptions, Error> {
         max_requests: 1_000_000,
         max_open: 2_048,
         timeout: Duration::from_secs(120),
+        warm_up: 0,
         check: Check::Nothing,
     };
     for pair in text.split(',') {
@@ -189,6 +194,7 @@ fn stream(text: &str) -> Result<StreamOptions, Error> {
             "timeout" => options.timeout = seconds(number()).ok_or_else(bad)?,
             "max_requests" => options.max_requests = count().ok_or_else(bad)?,
             "max_open" => options.max_open = count().ok_or_else(bad)?,
+            "warm_up" => options.warm_up = count().ok_or_else(bad)?,
             "seed" => seed = value.parse().map_err(|_| bad())?,
             "tolerance" => tolerance = Some(value.parse().map_err(|_| bad())?),
             "check" if value == "no" => tolerance = None,

@@ -26,7 +26,7 @@ const MAX_DUE: usize = 4_096;
 struct Stream {
     options: StreamOptions,
     items: Arc<[Item]>,
-    client: Client,
+    client: Arc<Client>,
     tally: Mutex<Tally>,
 }
 
@@ -34,7 +34,7 @@ struct Stream {
 pub async fn run(
     options: StreamOptions,
     items: Arc<[Item]>,
-    client: Client,
+    client: Arc<Client>,
     start: Instant,
 ) -> Report {
     let stream = Arc::new(Stream {
@@ -54,6 +54,16 @@ pub async fn run(
     let counts = stream.client.counts();
     let empty = Tally::new(&stream.options.name, start);
     std::mem::replace(&mut *stream.tally.lock(), empty).finish(counts)
+}
+
+/// Sends so many requests at once and waits for their ends, whatever these are.
+pub async fn warm_up(client: &Arc<Client>, items: &Arc<[Item]>, count: usize) {
+    let mut requests = JoinSet::new();
+    for index in 0..count {
+        let (client, items) = (Arc::clone(client), Arc::clone(items));
+        requests.spawn(async move { client.send(&items[index % items.len()]).await.is_ok() });
+    }
+    requests.join_all().await;
 }
 
 async fn closed(stream: &Arc<Stream>, num_callers: usize, start: Instant) {

@@ -117,6 +117,14 @@ fn a_closed_loop_waits_for_its_answers_and_keeps_its_connections() {
 }
 
 #[test]
+fn a_warm_up_opens_connections_and_is_not_counted() {
+    let report = load(&line("sleep/20"), "constant=100,seconds=0.3,warm_up=8");
+    assert_eq!(report["sent"], 30);
+    assert_eq!(report["ok"], 30);
+    assert_eq!(report["connections"], 8);
+}
+
+#[test]
 fn lost_refused_and_wrong_answers_are_told_apart() {
     let wrong = r#"{"path": "/", "body": {}, "rows": 2}"#;
     let hang_up = r#"{"path": "/sleep/900", "body": {}, "hang_up_ms": 20}"#;
