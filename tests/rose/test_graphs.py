@@ -114,7 +114,7 @@ def test_at_start_the_whole_grid_is_captured_the_largest_of_each_class_first() -
     fixture.cache.capture_all()
     sizes = list(reversed(token_buckets(2_048)))
     keys = [GraphKey(size, slots, size) for slots in (16, 64) for size in sizes]
-    many = [GraphKey(size, 128, size) for size in sizes if size % 256 == 0]
+    many = [GraphKey(size, 128, size) for size in (2_048, 1_536, 1_024, 512, 256)]
     short = [GraphKey(size, 128, 64) for size in (2_048, 1_792, 1_536, 1_280, 1_024)]
     assert fixture.captured == keys + many + short
     assert len(fixture.cache) == len(fixture.captured)
@@ -129,6 +129,12 @@ def test_short_sequences_have_graphs_as_large_as_they_can_fill() -> None:
     assert not [
         k for k in make_grid(960, is_bound_tight=False).all_keys() if k.max_seqlen < k.num_tokens
     ]
+
+
+def test_large_steps_have_no_graphs_of_few_sequences_unless_slots_cost() -> None:
+    key = make_grid(16_384, is_bound_tight=False).key(8_000, 8, 1_000)
+    assert key == GraphKey(8_192, 64, 8_192)
+    assert make_grid(16_384, is_bound_tight=True).key(8_000, 8, 1_000) == GraphKey(8_192, 16, 1_024)
 
 
 def test_many_sequences_have_a_graph_at_every_size() -> None:

@@ -21,8 +21,12 @@ log = logging.getLogger(__name__)
 SLOT_CLASSES = (16, 64)
 """Sequences of a graph. With flash-attn-4 64 slots cost 1.5 µs a layer more than they need, 16 cost 0.1;
 256 cost 39 (one H200, docs/measured-facts.md)."""
-MANY_SLOTS, MANY_SLOTS_BUCKETS = 128, 256
-"""Sequences of the graphs for steps of many short texts, and what their token counts are multiples of: such
+FEW_SLOTS_TOKENS = 4_096
+"""Where graphs of 16 slots end, if slots are as cheap: those of 64 take 0.5% longer there."""
+MANY_SLOTS = 128
+"""Sequences of the graphs for steps of many texts."""
+MANY_TOKENS, SHORT_TOKENS = 512, 256
+"""Token counts of such graphs are multiples of these: in general, and where all sequences are short, since such
 steps are full by their sequences and may have any tokens."""
 MIN_SHORT_TOKENS = 1_024
 """Steps of short sequences have graphs of their own from here on; smaller ones would gain little."""
@@ -126,11 +130,16 @@ class Grid:
 def make_grid(max_tokens: int, *, is_bound_tight: bool) -> Grid:
     """The keys of steps of up to `max_tokens`."""
     buckets = token_buckets(max_tokens)
-    classes = [SlotClass(num_slots, buckets) for num_slots in SLOT_CLASSES]
-    coarse = [size for size in buckets[:-1] if size % MANY_SLOTS_BUCKETS == 0]
-    classes.append(SlotClass(MANY_SLOTS, (*coarse, buckets[-1])))
+    few, usual = SLOT_CLASSES
+    few_end = buckets[-1] if is_bound_tight else FEW_SLOTS_TOKENS
+    many = [size for size in buckets[:-1] if size == MANY_TOKENS // 2 or size % MANY_TOKENS == 0]
+    classes = [
+        SlotClass(few, tuple(size for size in buckets if size <= few_end)),
+        SlotClass(usual, buckets),
+        SlotClass(MANY_SLOTS, (*many, buckets[-1])),
+    ]
     most = min(MANY_SLOTS * MAX_SHORT_SEQLEN, buckets[-1])
-    even = range(MIN_SHORT_TOKENS, most + 1, MANY_SLOTS_BUCKETS)
+    even = range(MIN_SHORT_TOKENS, most + 1, SHORT_TOKENS)
     short = sorted({size for size in buckets if MIN_SHORT_TOKENS <= size <= most} | {*even})
     if short and not is_bound_tight:
         classes.append(SlotClass(MANY_SLOTS, tuple(short), is_short=True))
