@@ -51,7 +51,7 @@ def _figure(row: Row) -> str:
             return f"HTTP: {row['load']}, p50 / p99 ms, texts/s"
         case "rerank" | "rerank-text" as suite:
             given = "ids" if suite == "rerank" else "texts"
-            return f"{row['num_seqs']} {given} of {length} for a query, p50 / p99 ms, docs/s"
+            return f"{row['num_seqs']} pairs of {length}, as {given}, p50 / p99 ms, docs/s"
         case _:
             return f"{row['num_seqs']} x {row['seq_len']:,}, p50 / p99 ms"
 

@@ -152,7 +152,7 @@ def test_the_table_takes_the_better_row_of_a_figure() -> None:
     assert found[2:] == [
         "| 1 x 512, p50 / p99 ms | 2.50 / 4.00 |  |",
         "| texts of a mix of mean 180, emb/s | 1,200 | 900 |",
-        "| 10 ids of 512 tokens for a query, p50 / p99 ms, docs/s |  | 3.00 / 4.00, 9 |",
+        "| 10 pairs of 512 tokens, as ids, p50 / p99 ms, docs/s |  | 3.00 / 4.00, 9 |",
         "| lowest cosine to float32 | 0.99989 |  |",
     ]
 

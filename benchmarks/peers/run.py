@@ -181,10 +181,10 @@ def _wait(written: subprocess.Popen[bytes] | None) -> None:
 
 
 def _environment(site: Path | None) -> dict[str, str]:
-    """With the benchmarks' own modules first, then packages of a system, then what the caller has."""
-    path = [str(HERE.parent), str(ROOT / "python"), *([str(site)] if site else [])]
-    path += filter(None, [os.environ.get("PYTHONPATH")])
-    return os.environ | {"PYTHONPATH": os.pathsep.join(path)}
+    """With the benchmarks' own modules first, then those of `site`, or else what the caller has."""
+    others = str(site) if site else os.environ.get("PYTHONPATH", "")
+    path = [str(HERE.parent), str(ROOT / "python"), others]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 def systems(text: str) -> list[Asked]:
@@ -205,7 +205,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--systems", type=systems, default=EMBEDDING, help="all but rerankers")
     parser.add_argument("--at-once", action="store_true", help="load all peers first")
     parser.add_argument("--limit-s", type=float, default=300.0, help="of a start, of a measurement")
-    parser.add_argument("--vllm-site", type=Path, help="folder of vLLM, if it is not installed")
+    parser.add_argument("--vllm-site", type=Path, help="for vLLM, in place of PYTHONPATH")
     parser.add_argument("--device", default="cuda", help="of the reference")
     parser.add_argument("--label", default="", help="name of the rows' commit")
     parser.add_argument(

@@ -36,6 +36,9 @@ def engine_options(options: argparse.Namespace) -> dict[str, Any]:
         "max_num_batched_tokens": BATCH_TOKENS,
         "max_num_seqs": MAX_SEQUENCES,
         "enable_prefix_caching": False,
+        # Beside its cost: with statistics an answer of some 400 texts passes 64 KB, and zmq then reads a
+        # buffer that vLLM writes to again (docs/log.md).
+        "disable_log_stats": True,
         "gpu_memory_utilization": 0.1,
         "kv_cache_memory_bytes": CACHE_BYTES,
         "compilation_config": {"cudagraph_capture_sizes": list(GRAPH_TOKENS)},

@@ -1,9 +1,9 @@
-"""vLLM as a reranker: one query with 10, 100 and 500 texts of 256 tokens, offline.
+"""vLLM as a reranker: one query with 10, 100 and 500 texts, offline; query and text together have 256 tokens.
 
 `python benchmarks/peers/vllm_rerank.py FOLDER`, where FOLDER is `bge-reranker-v2-m3` or `qwen3-reranker-0.6b` of
 `random_models.py`. Two suites: `rerank` gives it the ids of the pairs, as engines get them; `rerank-text` calls `score`
-with texts, which tokenizes them one pair at a time. Each row has `docs_per_s`, and beside it the largest
-difference of 8 scores from transformers in float32.
+with texts, which tokenizes them one pair at a time. Each row has `docs_per_s`, and beside it how 32 scores
+correlate with those of transformers in float32, and the largest difference.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ import vllm_options
 from numpy.typing import NDArray
 from rows import END_ID, Ids, Report
 
-QUERY_TOKENS, TEXT_TOKENS, NUM_TEXTS = 12, 256, (10, 100, 500)
-NUM_WARM, MIN_TIMED, SECONDS, NUM_COMPARED = 3, 15, 2.0, 8
+from flowerbed.bench import RERANK_SHAPES
+
+QUERY_TOKENS = 12
+NUM_WARM, MIN_TIMED, SECONDS, NUM_COMPARED = 3, 15, 2.0, 32
 
 
 def pairs(query: Ids, texts: list[Ids]) -> list[Ids]:
@@ -38,7 +40,9 @@ def measure(run: Callable[[int], Any], count: int) -> rows.Row:
         start = time.perf_counter()
         run(len(taken))
         taken.append(time.perf_counter() - start)
-    return rows.spread(taken) | {"docs_per_s": count / statistics.median(taken)}
+    rate = count / statistics.median(taken)
+    tokens = rate * RERANK_SHAPES[0][1]
+    return rows.spread(taken) | rows.rates(rate, tokens) | {"docs_per_s": rate}
 
 
 def reference(folder: str, given: list[Ids]) -> NDArray[np.float32]:
@@ -70,32 +74,33 @@ def main() -> None:
         return [float(answer.outputs.data[0]) for answer in answers]
 
     queries = [rows.sequences([QUERY_TOKENS], seed)[0] for seed in range(8)]
-    texts = rows.sequences([TEXT_TOKENS] * max(NUM_TEXTS), seed=9)
+    (pair_tokens,) = {length for _, length in RERANK_SHAPES}
+    most = max(count for count, _ in RERANK_SHAPES)
+    texts = rows.sequences([pair_tokens - QUERY_TOKENS] * most, seed=9)
     compared = pairs(queries[0], texts[:NUM_COMPARED])
     ours = np.array(run(compared), np.float32)
     report = Report("vllm", "vllm", options, options.dtype, vllm_options.shown(found))
     report.ready(started)
-    error = np.abs(ours - reference(str(options.folder), compared)).max()
-    report.more |= {"max_score_error": float(error)}
-    for count in NUM_TEXTS:
+    theirs = reference(str(options.folder), compared)
+    report.more |= {
+        "score_correlation": float(np.corrcoef(ours, theirs)[0, 1]),
+        "max_score_error": float(np.abs(ours - theirs).max()),
+    }
+    for count, length in RERANK_SHAPES:
         given = [pairs(query, texts[:count]) for query in queries]
         figures = measure(lambda at, given=given: run(given[at % len(given)]), count)
-        tokens = len(given[0][0]) * figures["docs_per_s"]
-        figures |= rows.rates(figures["docs_per_s"], tokens)
-        report.print("rerank", count, TEXT_TOKENS, **figures)
+        report.print("rerank", count, length, **figures)
     # The space keeps the words apart where vLLM joins the two by nothing.
     asked = [f"{rows.text(query)} " for query in queries]
     documents = [rows.text(ids) for ids in texts]
-    for count in NUM_TEXTS:
+    for count, length in RERANK_SHAPES:
         figures = measure(
             lambda at, count=count: engine.score(
                 asked[at % len(asked)], documents[:count], use_tqdm=False
             ),
             count,
         )
-        tokens = (QUERY_TOKENS + TEXT_TOKENS) * figures["docs_per_s"]
-        figures |= rows.rates(figures["docs_per_s"], tokens)
-        report.print("rerank-text", count, TEXT_TOKENS, **figures)
+        report.print("rerank-text", count, length, **figures)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import vllm_options
 from rows import Report
 
 START_LIMIT_S, STOP_LIMIT_S = 300.0, 20.0
-QUIET = ("--disable-uvicorn-access-log", "--disable-log-stats")
+QUIET = "--disable-uvicorn-access-log"
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def main() -> None:
         port = listener.getsockname()[1]
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(options.folder)]
     command += ["--host", "127.0.0.1", "--port", str(port)]
-    command += [*vllm_options.server_flags(found), *QUIET]
+    command += [*vllm_options.server_flags(found), QUIET]
     address = f"http://127.0.0.1:{port}"
     with serving(command, address):
         flags = vllm_options.shown(found)
