@@ -9,6 +9,8 @@ import re
 from flowerbed.errors import ConfigError, DeviceError
 
 ALLOWED = "auto, cpu, cuda (all GPUs) or a list such as cuda:0 or cuda:0,1"
+MAX_WORKERS_PER_CORE = 4
+"""Two serve one core without a gap when they are restarted in turn; many more are a mistake of the caller's."""
 _WORD = re.compile(r"auto|cpu|cuda(:\d+(,\d+)*)?")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -55,7 +57,7 @@ def expand(word: str) -> tuple[str, ...]:
 
 
 def one_a_worker(word: str, num_workers: int | None) -> tuple[str, ...]:
-    """The device of each worker: on a CPU any number of workers, on GPUs one a device.
+    """The device of each worker: on a CPU some for each core, on GPUs one a device.
 
     Raises:
         ConfigError: So many workers cannot be had there.
@@ -64,6 +66,12 @@ def one_a_worker(word: str, num_workers: int | None) -> tuple[str, ...]:
     if num_workers is None or num_workers == len(found):
         return found
     if found == ("cpu",):
+        most = MAX_WORKERS_PER_CORE * len(os.sched_getaffinity(0))
+        if num_workers > most:
+            raise ConfigError(
+                f"{num_workers} workers were asked for, but each has a copy of the model, and more than {most} "
+                "would only take turns on this machine's cores: ask for fewer"
+            )
         return found * num_workers
     raise ConfigError(
         f"{num_workers} workers were asked for, but --device {word} is {len(found)} GPU(s) here and "

@@ -95,8 +95,13 @@ def test_workers_on_a_cpu_share_its_cores(monkeypatch):
         assert len({worker.name for worker in plan.workers}) == num_workers
 
 
-def test_a_cpu_has_any_number_of_workers_and_a_gpu_one(monkeypatch):
+def test_a_cpu_has_some_workers_a_core_and_a_gpu_one(monkeypatch):
     assert devices.one_a_worker("cpu", 3) == ("cpu",) * 3
+    monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: {0, 1})
+    assert devices.one_a_worker("cpu", 8) == ("cpu",) * 8
+    for too_many in (9, 100_000):
+        with pytest.raises(ConfigError, match=f"^{too_many} workers .* more than 8 would only"):
+            devices.one_a_worker("cpu", too_many)
     monkeypatch.setattr(devices, "count_gpus", lambda: 2)
     assert devices.one_a_worker("auto", 2) == devices.one_a_worker("cuda", None)
     with pytest.raises(ConfigError, match="each has one worker"):
