@@ -175,12 +175,15 @@ TABLES: dict[str, Callable[[Sequence[Row]], list[str]]] = {
 
 def block(benchmark: str, rows: Sequence[Row], begin: str, end: str) -> str:
     """All that stands between the comments."""
-    found = newest([row for row in rows if row["benchmark"] == benchmark])
+    # A mode of graphs may be measured without the others.
+    keys = ("mode",) if benchmark == "graph_modes" else ()
+    found = newest([row for row in rows if row["benchmark"] == benchmark], *keys)
     if not found:
         return f"{begin}\n{end}"
     first = found[0]
     gpu = first["gpu"] if "gpu" in first else first["device"]
-    where = ", ".join([gpu, *(str(first[key]) for key in ("model", "dtype", "commit"))])
+    commits = ", ".join(dict.fromkeys(row["commit"] for row in found))
+    where = ", ".join([gpu, *(str(first[key]) for key in ("model", "dtype")), commits])
     return "\n".join([begin, f"{where}:", "", *TABLES[benchmark](found), end])
 
 
