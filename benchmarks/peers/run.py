@@ -37,20 +37,22 @@ class System:
     options: list[str] = field(default_factory=list[str])
     waits: bool = True
     compares: bool = True  # takes --reference
+    beside: bool = True  # may load beside others
 
 
-def peer(script: str, *options: str, compares: bool = True) -> System:
+def peer(script: str, *options: str, compares: bool = True, beside: bool = True) -> System:
     """A script of this folder."""
-    return System([sys.executable, str(HERE / script)], list(options), compares=compares)
+    command = [sys.executable, str(HERE / script)]
+    return System(command, list(options), compares=compares, beside=beside)
 
 
 SYSTEMS: dict[str, System] = {
-    "flowerbed": System(OURS, OWN_OPTIONS, waits=False, compares=False),
+    "flowerbed": System(OURS, OWN_OPTIONS, waits=False, compares=False, beside=False),
     "flowerbed-serve": peer("http_loads.py"),
     "vllm": peer("vllm_engine.py"),
     "vllm-one-process": peer("vllm_engine.py", "--one-process"),
     "vllm-async": peer("vllm_engine.py", "--async"),
-    "vllm-processes": peer("vllm_engine.py", "--processes", "4", compares=False),
+    "vllm-processes": peer("vllm_engine.py", "--processes", "4", compares=False, beside=False),
     "vllm-serve": peer("vllm_serve.py"),
     "vllm-rerank": peer("vllm_rerank.py", compares=False),
     "sentence-transformers": peer("sentence_transformers_fp16.py"),
@@ -78,7 +80,8 @@ class Running:
         self.is_ready = threading.Event()
         self.process = subprocess.Popen(
             command,
-            env=_environment(arguments.vllm_site if name.startswith("vllm") else None),
+            env=_environment(arguments.vllm_site if name.startswith("vllm") else None)
+            | {"VLLM_CACHE_ROOT": _cache(name, folder)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -141,19 +144,16 @@ def run(arguments: argparse.Namespace) -> int:
             return sum(not _alone(asked, arguments, reference) for asked in arguments.systems)
         running: list[Running] = []
         try:
-            waiting = [asked for asked in arguments.systems if SYSTEMS[asked[0]].waits]
-            # The first alone: its compiled code is in vLLM's cache when the others look for it.
-            for group in (waiting[:1], waiting[1:]):
-                started = [Running(asked, arguments, reference) for asked in group]
-                running += started
-                for each in started:
-                    each.load(arguments.limit_s)
+            first = [asked for asked in arguments.systems if SYSTEMS[asked[0]].beside]
+            running += [Running(asked, arguments, reference) for asked in first]
+            for each in running:
+                each.load(arguments.limit_s)
             _wait(written)
             failed = sum(not each.measure(arguments.limit_s) for each in running)
         finally:
             for each in running:
                 each.end()
-        at_last = (asked for asked in arguments.systems if not SYSTEMS[asked[0]].waits)
+        at_last = (asked for asked in arguments.systems if not SYSTEMS[asked[0]].beside)
         return failed + sum(not _alone(asked, arguments, reference) for asked in at_last)
 
 
@@ -178,6 +178,13 @@ def _reference(arguments: argparse.Namespace, path: Path) -> subprocess.Popen[by
 def _wait(written: subprocess.Popen[bytes] | None) -> None:
     if written is not None and written.wait() != 0:
         print("reference: FAILED: rows have no min_cosine", file=sys.stderr)
+
+
+def _cache(name: str, folder: Path | None) -> str:
+    """Of vLLM's compiled code: one a system, since engines that start at once would write one folder."""
+    root = os.environ.get("VLLM_CACHE_ROOT", str(Path.home() / ".cache" / "vllm"))
+    part = f"{name}-{folder.name}" if folder else name.removesuffix("-processes")
+    return str(Path(root, part))
 
 
 def _environment(site: Path | None) -> dict[str, str]:
