@@ -84,6 +84,11 @@ class Report:
             self.min_cosine = float(found.min())
 
 
+def done() -> None:
+    """Says that all rows are printed: what is left is to end, which nobody need wait for."""
+    print(json.dumps({"done": True}), flush=True)
+
+
 def parser(description: str) -> argparse.ArgumentParser:
     """Options that every peer has."""
     made = argparse.ArgumentParser(description=description, allow_abbrev=False)

@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 OURS = [sys.executable, "-m", "flowerbed", "bench", "engine"]
 OWN_OPTIONS = ["--budget", "2048", "--budget", "16384"]
-READY = '{"ready_s"'
+READY, DONE = '{"ready_s"', '{"done"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Running:
         ]
         self.name, self.waits, self.benchmark = name, system.waits, "peers"
         self.started = time.monotonic()
-        self.is_ready = threading.Event()
+        self.is_ready, self.is_done = threading.Event(), threading.Event()
         self.process = subprocess.Popen(
             command,
             env=_environment(arguments.vllm_site if name.startswith("vllm") else None)
@@ -99,12 +99,13 @@ class Running:
     def measure(self, limit_s: float) -> bool:
         """Lets it measure, ends it, and says whether all went well."""
         start = time.monotonic()
-        is_loaded = self.is_ready.is_set() or not self.waits
+        until = start + (limit_s if self.is_ready.is_set() or not self.waits else 0)
         self._go()
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(limit_s if is_loaded else 0)
+        while not self.is_done.wait(0.05) and self.process.poll() is None:
+            if time.monotonic() > until:
+                break
         code = self.process.poll()
-        is_done = code == 0
+        is_done = self.is_done.is_set() or code == 0
         self.end()
         reason = "too late" if code is None else f"exit code {code}"
         word = "measured in" if is_done else f"FAILED ({reason}) after"
@@ -129,6 +130,8 @@ class Running:
         for line in self.process.stdout:
             if line.startswith(READY):
                 self.is_ready.set()
+            elif line.startswith(DONE):
+                self.is_done.set()
             elif line.startswith("{"):
                 print(json.dumps({"benchmark": self.benchmark, **json.loads(line)}), flush=True)
         self.is_ready.set()

@@ -52,6 +52,7 @@ def offline(options: argparse.Namespace) -> None:
         lengths = [*(length for length in THROUGHPUT_LENGTHS if length <= most), 0]
         for num_seqs, seq_len, row in rows.throughput(run, lengths, most):
             report.print("throughput", num_seqs, seq_len, **row)
+    rows.done()
 
 
 class Asynchronous:
@@ -139,6 +140,7 @@ def asynchronous(options: argparse.Namespace) -> None:
         rate = len(taken) * CLIENT_BATCH / seconds
         figures = rows.spread(taken) | rows.rates(rate, rate * length)
         report.print("clients", CLIENT_BATCH, length, callers=NUM_CLIENTS, **figures)
+    rows.done()
     engine.engine.shutdown()
 
 
@@ -167,6 +169,7 @@ def processes(options: argparse.Namespace) -> None:
         rate = count * len(children) / seconds
         figures = rows.spread([end - start for start, end in spans])
         report.print("throughput", count, length, **figures, **rows.rates(rate, rate * length))
+    rows.done()
     for child in children:
         child.communicate("\n")
 

@@ -101,6 +101,7 @@ def main() -> None:
             count,
         )
         report.print("rerank-text", count, length, **figures)
+    rows.done()
 
 
 if __name__ == "__main__":
