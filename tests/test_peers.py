@@ -84,7 +84,7 @@ def test_rows_are_like_ours_and_a_system_that_fails_is_left_out(folder: Path) ->
     assert "sentence-transformers: measured" in outcome.stderr
     found = [json.loads(line) for line in outcome.stdout.splitlines()]
     shapes = [(row["suite"], row["num_seqs"], row["seq_len"]) for row in found]
-    assert shapes == [("latency", 1, 32), ("throughput", 16, 50), ("throughput", 8, 0)]
+    assert shapes == [("latency", 1, 32), ("throughput", 8, 50), ("throughput", 8, 0)]
     for row in found:
         assert row.keys() >= KEYS | {"flags"}
         assert row["min_cosine"] > 0.99999
@@ -108,7 +108,7 @@ def test_latency_and_throughput_count_what_an_engine_takes() -> None:
     assert row["tok_per_s"] == pytest.approx(12 * row["emb_per_s"])
     assert row["emb_per_s"] == pytest.approx(5e3 / row["p50_ms"])
     given.clear()
-    ((count, _, row),) = rows.throughput(encode, [0], 64, scale=0.005)
+    ((count, _, row),) = rows.throughput(encode, [0], 64, scale=0.01)
     assert [len(lengths) for lengths in given[:2]] == [count // 4, count]
     assert max(given[1]) <= 64
     assert row["tok_per_s"] / row["emb_per_s"] == pytest.approx(sum(given[1]) / count)

@@ -122,6 +122,7 @@ def main() -> None:
         report = Report("flowerbed serve", "flowerbed", options, dtype, {"options": more})
         report.ready(started, lambda given: vectors(server.address, given))
         drive(report, server.address, options.scale)
+        rows.done()
 
 
 if __name__ == "__main__":

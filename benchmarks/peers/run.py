@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 OURS = [sys.executable, "-m", "flowerbed", "bench", "engine"]
 OWN_OPTIONS = ["--budget", "2048", "--budget", "16384"]
-READY = '{"ready_s"'
+READY, DONE = '{"ready_s"', '{"done"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +37,22 @@ class System:
     options: list[str] = field(default_factory=list[str])
     waits: bool = True
     compares: bool = True  # takes --reference
+    beside: bool = True  # may load beside others
 
 
-def peer(script: str, *options: str, compares: bool = True) -> System:
+def peer(script: str, *options: str, compares: bool = True, beside: bool = True) -> System:
     """A script of this folder."""
-    return System([sys.executable, str(HERE / script)], list(options), compares=compares)
+    command = [sys.executable, str(HERE / script)]
+    return System(command, list(options), compares=compares, beside=beside)
 
 
 SYSTEMS: dict[str, System] = {
-    "flowerbed": System(OURS, OWN_OPTIONS, waits=False, compares=False),
+    "flowerbed": System(OURS, OWN_OPTIONS, waits=False, compares=False, beside=False),
     "flowerbed-serve": peer("http_loads.py"),
     "vllm": peer("vllm_engine.py"),
     "vllm-one-process": peer("vllm_engine.py", "--one-process"),
     "vllm-async": peer("vllm_engine.py", "--async"),
-    "vllm-processes": peer("vllm_engine.py", "--processes", "4", compares=False),
+    "vllm-processes": peer("vllm_engine.py", "--processes", "4", compares=False, beside=False),
     "vllm-serve": peer("vllm_serve.py"),
     "vllm-rerank": peer("vllm_rerank.py", compares=False),
     "sentence-transformers": peer("sentence_transformers_fp16.py"),
@@ -75,10 +77,11 @@ class Running:
         ]
         self.name, self.waits, self.benchmark = name, system.waits, "peers"
         self.started = time.monotonic()
-        self.is_ready = threading.Event()
+        self.is_ready, self.is_done = threading.Event(), threading.Event()
         self.process = subprocess.Popen(
             command,
-            env=_environment(arguments.vllm_site if name.startswith("vllm") else None),
+            env=_environment(arguments.vllm_site if name.startswith("vllm") else None)
+            | {"VLLM_CACHE_ROOT": _cache(name, folder)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -96,12 +99,13 @@ class Running:
     def measure(self, limit_s: float) -> bool:
         """Lets it measure, ends it, and says whether all went well."""
         start = time.monotonic()
-        is_loaded = self.is_ready.is_set() or not self.waits
+        until = start + (limit_s if self.is_ready.is_set() or not self.waits else 0)
         self._go()
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(limit_s if is_loaded else 0)
+        while not self.is_done.wait(0.05) and self.process.poll() is None:
+            if time.monotonic() > until:
+                break
         code = self.process.poll()
-        is_done = code == 0
+        is_done = self.is_done.is_set() or code == 0
         self.end()
         reason = "too late" if code is None else f"exit code {code}"
         word = "measured in" if is_done else f"FAILED ({reason}) after"
@@ -126,6 +130,8 @@ class Running:
         for line in self.process.stdout:
             if line.startswith(READY):
                 self.is_ready.set()
+            elif line.startswith(DONE):
+                self.is_done.set()
             elif line.startswith("{"):
                 print(json.dumps({"benchmark": self.benchmark, **json.loads(line)}), flush=True)
         self.is_ready.set()
@@ -141,19 +147,16 @@ def run(arguments: argparse.Namespace) -> int:
             return sum(not _alone(asked, arguments, reference) for asked in arguments.systems)
         running: list[Running] = []
         try:
-            waiting = [asked for asked in arguments.systems if SYSTEMS[asked[0]].waits]
-            # The first alone: its compiled code is in vLLM's cache when the others look for it.
-            for group in (waiting[:1], waiting[1:]):
-                started = [Running(asked, arguments, reference) for asked in group]
-                running += started
-                for each in started:
-                    each.load(arguments.limit_s)
+            first = [asked for asked in arguments.systems if SYSTEMS[asked[0]].beside]
+            running += [Running(asked, arguments, reference) for asked in first]
+            for each in running:
+                each.load(arguments.limit_s)
             _wait(written)
             failed = sum(not each.measure(arguments.limit_s) for each in running)
         finally:
             for each in running:
                 each.end()
-        at_last = (asked for asked in arguments.systems if not SYSTEMS[asked[0]].waits)
+        at_last = (asked for asked in arguments.systems if not SYSTEMS[asked[0]].beside)
         return failed + sum(not _alone(asked, arguments, reference) for asked in at_last)
 
 
@@ -178,6 +181,13 @@ def _reference(arguments: argparse.Namespace, path: Path) -> subprocess.Popen[by
 def _wait(written: subprocess.Popen[bytes] | None) -> None:
     if written is not None and written.wait() != 0:
         print("reference: FAILED: rows have no min_cosine", file=sys.stderr)
+
+
+def _cache(name: str, folder: Path | None) -> str:
+    """Of vLLM's compiled code: one a system, since engines that start at once would write one folder."""
+    root = os.environ.get("VLLM_CACHE_ROOT", str(Path.home() / ".cache" / "vllm"))
+    part = f"{name}-{folder.name}" if folder else name.removesuffix("-processes")
+    return str(Path(root, part))
 
 
 def _environment(site: Path | None) -> dict[str, str]:

@@ -92,6 +92,7 @@ def main() -> None:
         report.flags = flags | {"batch_size": encoder.batch_size}
         for num_seqs, seq_len, row in rows.throughput(encoder.run, [length], most, options.scale):
             report.print("throughput", num_seqs, seq_len, **row)
+    rows.done()
 
 
 if __name__ == "__main__":

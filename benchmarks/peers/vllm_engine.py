@@ -52,6 +52,7 @@ def offline(options: argparse.Namespace) -> None:
         lengths = [*(length for length in THROUGHPUT_LENGTHS if length <= most), 0]
         for num_seqs, seq_len, row in rows.throughput(run, lengths, most):
             report.print("throughput", num_seqs, seq_len, **row)
+    rows.done()
 
 
 class Asynchronous:
@@ -132,12 +133,14 @@ def asynchronous(options: argparse.Namespace) -> None:
         figures = rows.spread(taken) | rows.rates(rate, rate * CALLER_TOKENS)
         report.print("callers", 1, CALLER_TOKENS, callers=count, **figures)
     for length in (length for length in THROUGHPUT_LENGTHS if length <= most):
-        batches = [rows.sequences([length] * CLIENT_BATCH, seed) for seed in range(5)]
-        engine.callers(NUM_CLIENTS, batches[:1])
-        taken, seconds = engine.callers(NUM_CLIENTS, batches[1 : 5 if length < 4_096 else 2])
+        rounds = 4 if length < 1_024 else 1
+        batches = [rows.sequences([length] * CLIENT_BATCH, seed) for seed in range(rounds + 1)]
+        engine.callers(1, batches[:1])
+        taken, seconds = engine.callers(NUM_CLIENTS, batches[1:])
         rate = len(taken) * CLIENT_BATCH / seconds
         figures = rows.spread(taken) | rows.rates(rate, rate * length)
         report.print("clients", CLIENT_BATCH, length, callers=NUM_CLIENTS, **figures)
+    rows.done()
     engine.engine.shutdown()
 
 
@@ -166,6 +169,7 @@ def processes(options: argparse.Namespace) -> None:
         rate = count * len(children) / seconds
         figures = rows.spread([end - start for start, end in spans])
         report.print("throughput", count, length, **figures, **rows.rates(rate, rate * length))
+    rows.done()
     for child in children:
         child.communicate("\n")
 

@@ -22,7 +22,7 @@ CACHE_BYTES = 4 << 30
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # else FlashInfer must be installed, which no pooling model uses
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # no text is generated here, and it would need flashinfer
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout is for rows
 }

@@ -89,6 +89,7 @@ def main() -> None:
         report = Report("vllm serve", "vllm", options, options.dtype, flags)
         report.ready(started, lambda given: http_loads.vectors(address, given))
         http_loads.drive(report, address, options.scale)
+        rows.done()
 
 
 if __name__ == "__main__":
