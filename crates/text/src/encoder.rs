@@ -6,6 +6,7 @@ use std::path::Path;
 use sha2::{Digest, Sha256};
 use tokenizers::Tokenizer;
 
+use crate::ascii::AsciiWordPiece;
 use crate::estimate::has_countable_words;
 use crate::frame::Frame;
 use crate::locality::Locality;
@@ -27,6 +28,7 @@ pub struct Encoder {
     settings: TextSettings,
     pub(crate) frame: Frame,
     locality: Option<Locality>,
+    ascii: Option<AsciiWordPiece>,
     pub(crate) has_countable_words: bool,
     prompts: BTreeMap<String, Prompt>,
 }
@@ -82,6 +84,7 @@ impl Encoder {
         let mut encoder = Self {
             has_countable_words: has_countable_words(&root, &tokenizer, locality),
             locality,
+            ascii: AsciiWordPiece::of(&root),
             prompts: BTreeMap::new(),
             tokenizer,
             settings,
@@ -135,6 +138,9 @@ impl Encoder {
             .settings
             .prepare(prompt.map_or("", |prompt| prompt.text.as_str()), text);
         let room = self.room();
+        if let Some(content) = self.ascii_ids(&text, truncation, room) {
+            return self.fitted(&content, prompt, truncation);
+        }
         if truncation == Truncation::Cut(TruncationSide::Right)
             && let Some(content) = self.leading_ids(&text, room)?
         {
@@ -142,8 +148,19 @@ impl Encoder {
         }
         check_whole(&text)?;
         let content = self.content_ids(&text)?;
+        self.fitted(&content, prompt, truncation)
+    }
+
+    /// All ids of a text, cut if they are too many; what is cut off at the right may be incomplete.
+    fn fitted(
+        &self,
+        content: &[u32],
+        prompt: Option<&Prompt>,
+        truncation: Truncation,
+    ) -> Result<Sequence, EncodeError> {
+        let room = self.room();
         if content.len() <= room {
-            return self.sequence(&content, prompt, false);
+            return self.sequence(content, prompt, false);
         }
         let kept = match truncation {
             Truncation::Refuse => {
@@ -224,6 +241,17 @@ impl Encoder {
             max_bytes = max_bytes.saturating_mul(2);
         }
         Ok(None)
+    }
+
+    /// All ids of an ordinary text, or enough of them; `None` where the library has to find them.
+    fn ascii_ids(&self, text: &str, truncation: Truncation, room: usize) -> Option<Vec<u32>> {
+        let limit = match truncation {
+            Truncation::Cut(TruncationSide::Right) => room + 1,
+            _ => usize::MAX,
+        };
+        let is_small = text.len() <= MAX_WHOLE_BYTES;
+        let ascii = self.ascii.as_ref().filter(|_| is_small)?;
+        ascii.ids(text, limit)
     }
 
     /// Whether the tokenizer treats `id` as a special token.

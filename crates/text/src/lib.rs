@@ -4,6 +4,7 @@
 //! would with `truncation=True`. It knows nothing of requests, workers or the network, and it is
 //! plain blocking code: the caller chooses the threads.
 
+mod ascii;
 mod encoder;
 mod error;
 mod estimate;
