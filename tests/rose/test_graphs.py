@@ -49,7 +49,7 @@ class Fixture:
     ) -> tuple[GraphKey, str]:
         wanted = self.cache.key(num_tokens, num_slots, max_seqlen)
         assert wanted is not None
-        key, _, mode = self.cache.choose(wanted, num_slots)
+        key, _, mode = self.cache.choose(wanted, num_tokens, num_slots)
         return key, mode
 
 
@@ -131,6 +131,27 @@ def test_short_sequences_have_graphs_as_large_as_they_can_fill() -> None:
     ]
 
 
+def test_a_step_whose_own_graph_has_no_room_takes_a_larger_one() -> None:
+    class_ends = 2 * len(token_buckets(2_048)) + 5  # those of short sequences come after them
+    fixture = Fixture(GraphCapture.START, limit=class_ends * MEGABYTE)
+    fixture.cache.capture_all()
+    assert GraphKey(1_280, 128, 64) not in fixture.captured
+    assert fixture.run(1_200, 60, 30) == (GraphKey(1_280, 64, 1_280), "replay")
+    assert fixture.run(1_200, 100, 30)[1] == "replay"
+
+
+def test_a_tight_bound_holds_for_the_padding_of_a_larger_graph_too() -> None:
+    fixture = Fixture(GraphCapture.LAZY, is_tight=True)
+    for _ in range(2):
+        fixture.run(310, 1, 60)
+    assert fixture.captured == [GraphKey(320, 16, 64)]
+    assert fixture.run(241, 1, 60)[1] == "eager"  # 79 tokens of padding
+    other = Fixture(GraphCapture.LAZY, is_tight=True)
+    for _ in range(2):
+        other.run(310, 1, 60)
+    assert other.run(256, 1, 60) == (GraphKey(320, 16, 64), "replay")
+
+
 def test_large_steps_have_no_graphs_of_few_sequences_unless_slots_cost() -> None:
     key = make_grid(16_384, is_bound_tight=False).key(8_000, 8, 1_000)
     assert key == GraphKey(8_192, 64, 8_192)
@@ -188,11 +209,13 @@ def test_at_start_the_memory_limit_ends_the_capture(caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.parametrize("when", [GraphCapture.START, GraphCapture.LAZY])
-def test_a_size_that_cannot_be_captured_runs_without_a_graph(when: GraphCapture) -> None:
+def test_a_size_that_cannot_be_captured_takes_a_larger_graph_or_none(when: GraphCapture) -> None:
     fixture = Fixture(when)
     fixture.fails_at = GraphKey(128, 16, 128)
     fixture.cache.capture_all()
-    assert [fixture.run(100)[1] for _ in range(4)] == ["eager"] * 4
+    larger = GraphKey(128, 64, 128), "replay"
+    expected = larger if when is GraphCapture.START else (fixture.fails_at, "eager")
+    assert [fixture.run(100) for _ in range(4)] == [expected] * 4
     assert [fixture.run(64)[1] for _ in range(3)][-1] == "replay"
 
 

@@ -1,7 +1,7 @@
 //! Memory for answers, held until they are sent or their client is gone.
 //!
 //! Taken without waiting: a request that finds none is refused. A connection has a share of it, lest
-//! one client that reads nothing takes all. Every route that has one of the dialects answers through
+//! one that reads nothing takes all. Every route that has one of the dialects answers through
 //! [`send`].
 
 use std::sync::Arc;

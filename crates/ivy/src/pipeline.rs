@@ -17,9 +17,12 @@ use crate::glance::{Glance, glance};
 use crate::headers;
 use crate::pool::Group;
 use crate::tokenize::{Encoding, tokenize};
+use crate::wire::Format;
 
-/// A float32 in JSON, about.
-const BYTES_PER_VALUE: usize = 12;
+/// A float32 in JSON, about; in base64, with the quotes; and as it is.
+const BYTES_PER_NUMBER: usize = 12;
+const BYTES_IN_BASE64: usize = 6;
+const BYTES_AS_THEY_ARE: usize = 4;
 const SPACE: HeaderName = HeaderName::from_static("x-flowerbed-space");
 const QUEUE_US: HeaderName = HeaderName::from_static("x-flowerbed-queue-us");
 const STEP_US: HeaderName = HeaderName::from_static("x-flowerbed-step-us");
@@ -92,6 +95,14 @@ impl Collected {
     }
 }
 
+fn bytes_per_value(format: Option<Format>) -> usize {
+    match format {
+        None | Some(Format::Float) => BYTES_PER_NUMBER,
+        Some(Format::Base64) => BYTES_IN_BASE64,
+        Some(Format::Bytes) => BYTES_AS_THEY_ARE,
+    }
+}
+
 /// Runs a request through the workers.
 pub(crate) async fn run(
     call: &Call,
@@ -145,7 +156,8 @@ pub(crate) async fn run(
             Head::Tokens => num_tokens,
             _ => sequences.len(),
         };
-        call.check_answer(BYTES_PER_VALUE * num_rows * dimensions as usize)?;
+        let value = bytes_per_value(asked.options.format);
+        call.check_answer(value * num_rows * dimensions as usize)?;
     }
     let admitted = app.pool.admit(&group, lane, cost)?;
     let dispatch = Dispatch {
@@ -221,4 +233,36 @@ fn check_num_values(num_tokens: usize, dimensions: u32, names: Names) -> Result<
          split the request"
     );
     Err(Error::new(ErrorKind::TooLarge, message).in_field(field))
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_is_as_long_as_it_is_taken_for_by_its_format() {
+        let values = [0.123_456_79_f32; 384];
+        let bytes: Vec<u8> = values
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect();
+        for (format, num_bytes) in [
+            (None, serde_json::to_vec(&values[..]).unwrap().len()),
+            (
+                Some(Format::Float),
+                serde_json::to_vec(&values[..]).unwrap().len(),
+            ),
+            (Some(Format::Base64), STANDARD.encode(&bytes).len()),
+            (Some(Format::Bytes), bytes.len()),
+        ] {
+            let taken_for = bytes_per_value(format) * values.len();
+            assert!(
+                num_bytes <= taken_for && taken_for <= num_bytes + num_bytes / 4,
+                "{format:?}"
+            );
+        }
+    }
 }

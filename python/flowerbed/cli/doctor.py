@@ -33,7 +33,7 @@ def doctor(
         bool,
         typer.Option(
             "--measure",
-            help="Load the model, time copies, products and whole steps of 32 to 4,096 tokens, and keep the knee: "
+            help="Load the model, time copies, products and whole steps of 32 to 4,096 tokens, on a GPU to 8,192, and keep the knee: "
             "workers of this model on this machine then go by it.",
         ),
     ] = False,

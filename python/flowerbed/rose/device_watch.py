@@ -56,7 +56,9 @@ class DeviceWatch:
     def _read(self) -> None:
         while not self._is_over.wait(INTERVAL_S):
             try:
-                self._clocks.append(torch.cuda.clock_rate(self._device))
-                self._powers.append(torch.cuda.power_draw(self._device))
-            except (ImportError, RuntimeError):  # no nvidia-ml-py, or a driver that does not tell
+                clock = torch.cuda.clock_rate(self._device)
+                power = torch.cuda.power_draw(self._device)
+            except Exception:  # noqa: BLE001 - no nvidia-ml-py, or a driver that does not tell
                 return
+            self._clocks.append(clock)
+            self._powers.append(power)

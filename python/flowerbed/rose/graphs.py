@@ -207,25 +207,39 @@ class GraphCache:
                 return
             self._add(key)
 
-    def choose(self, wanted: GraphKey, num_slots: int) -> tuple[GraphKey, Graph | None, str]:
-        """How to run a step of `num_slots`: the key to pad it to, its graph or None, and the mode's name."""
-        found = self._graphs.get(wanted)
-        mode = "replay"
-        key = wanted
-        if found is None and self._when is GraphCapture.LAZY and wanted not in self._refused:
-            if wanted in self._seen:
-                found, mode = self._add(wanted), "capture"
-            else:
-                self._seen.add(wanted)
-                key = self._larger(wanted, num_slots)
-                found = self._graphs.get(key)
+    def choose(
+        self, wanted: GraphKey, num_tokens: int, num_slots: int
+    ) -> tuple[GraphKey, Graph | None, str]:
+        """How to run a step of so many tokens and slots.
+
+        Args:
+            wanted: Its key, as `key` gave it.
+            num_tokens: Of its sequences.
+            num_slots: Sequences, or rows if there are more.
+
+        Returns:
+            The key to pad it to, its graph or None, and the mode's name.
+        """
+        key, found, mode = wanted, self._graphs.get(wanted), "replay"
+        if found is None and self._is_due(wanted):
+            found, mode = self._add(wanted), "capture"
         if found is None:
-            mode = "eager"
-        else:
+            key = self._larger(wanted, num_tokens, num_slots)
+            found = self._graphs.get(key)
+            mode = "eager" if found is None else "replay"
+        if found is not None:
             self._graphs.move_to_end(key)
         return key, found, mode
 
-    def _larger(self, wanted: GraphKey, num_slots: int) -> GraphKey:
+    def _is_due(self, wanted: GraphKey) -> bool:
+        """Whether a key without a graph is to have one now: when it comes for the second time."""
+        if self._when is not GraphCapture.LAZY or wanted in self._refused:
+            return False
+        has_come = wanted in self._seen
+        self._seen.add(wanted)
+        return has_come
+
+    def _larger(self, wanted: GraphKey, num_tokens: int, num_slots: int) -> GraphKey:
         limit = wanted.num_tokens / (1 - MAX_WASTE)
         fitting = (
             key
@@ -233,6 +247,8 @@ class GraphCache:
             if wanted.num_tokens <= key.num_tokens <= limit
             and key.num_slots >= num_slots
             and key.max_seqlen >= wanted.max_seqlen
+            # Where the bound is tight, it holds for the padding, too.
+            and (not self._grid.is_bound_tight or key.max_seqlen >= key.num_tokens - num_tokens)
         )
         return min(fitting, default=wanted)
 

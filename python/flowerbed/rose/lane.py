@@ -24,7 +24,7 @@ from flowerbed.rose.lazy import Event, LazyTensor
 from flowerbed.rose.staging import StagedInputs, StagingLayout
 
 ALIKE_TOKENS = 4_096
-"""Steps from here on run the same kernels: no rule that chooses one looks at more tokens."""
+"""Steps from here on run the same kernels up to the next power of two: pooling alone looks at more tokens."""
 MAX_VIEWS = 512
 STEPS_IN_FLIGHT = 2
 """One runs, one is enqueued behind it."""
@@ -142,7 +142,7 @@ class Lane:
         if graphs is None or wanted is None:
             return self._run_once(batch)
         with self._device.on(self._stream):
-            key, graph, mode = graphs.choose(wanted, num_slots)
+            key, graph, mode = graphs.choose(wanted, batch.num_tokens, num_slots)
             layout, inputs = self._layout(key)
             slot = self._fill(batch, layout)
             num_words, num_bytes = layout.num_words, batch.num_result_bytes + batch.num_rows
@@ -189,8 +189,11 @@ class Lane:
             # So that its memory is there before requests come, and no capture among them builds a kernel.
             self._run_padding(largest)
             for one in grid.classes if when is GraphCapture.LAZY else ():
-                for key in one.all_keys()[:: max(1, len(one.buckets) - 1)]:
-                    self._run_padding(key)
+                ends = one.buckets[0], one.buckets[-1]
+                for key in one.all_keys():
+                    size = key.num_tokens
+                    if size in ends or (size >= ALIKE_TOKENS and size == _alike(size)):
+                        self._run_padding(key)
         self._device.synchronize()
         self._graphs.capture_all()
         self._device.synchronize()
@@ -198,8 +201,7 @@ class Lane:
     def _capture_key(self, key: GraphKey) -> Graph:
         _, inputs = self._layout(key)
         # Builds the kernels that it needs. Those of two large steps are the same.
-        bound = min(key.max_seqlen, ALIKE_TOKENS)
-        kernels = min(key.num_tokens, ALIKE_TOKENS), key.num_slots, bound
+        kernels = _alike(key.num_tokens), key.num_slots, _alike(key.max_seqlen)
         if kernels not in self._built:
             with self._device.on(self._stream):
                 self._run_padding(key)
@@ -297,3 +299,10 @@ class Lane:
     def _new_slot(self, num_words: int, num_bytes: int) -> Slot:
         words = self._device.host_buffer(num_words, torch.int32)
         return Slot(words, self._device.host_buffer(num_bytes, torch.uint8))
+
+
+def _alike(num_tokens: int) -> int:
+    """The same for token counts whose steps run the same kernels."""
+    if num_tokens <= ALIKE_TOKENS:
+        return num_tokens
+    return 1 << (num_tokens.bit_length() - 1)
