@@ -126,6 +126,7 @@ class FakeEngine:
     """Steps of a fixed cost and a rate, on a clock of its own."""
 
     steps_in_flight = 1
+    streams = ALONE
     num_waiting = most_waiting = 0
 
     def __init__(self, monkeypatch, per_token_s=0.001, noise=lambda count: 1.0):
@@ -167,6 +168,13 @@ def test_a_device_that_takes_two_steps_is_measured_with_two_and_with_its_graphs(
     assert len(engine.sizes) == rounds * len(measure.STEP_TOKENS)
     assert engine.most_waiting == 2
     assert points[-1].ms == pytest.approx(10 + 0.01 * 4_096)
+
+
+def test_where_queries_have_streams_of_their_own_steps_beyond_the_default_are_measured(monkeypatch):
+    engine = FakeEngine(monkeypatch, per_token_s=0.00001)
+    engine.streams = ON_A_GPU
+    points = measure.measure(engine)
+    assert points[-1].tokens == engine.captured["normal_tokens"] == 8_192 > GPU_BATCH_TOKENS
 
 
 def test_no_larger_steps_are_tried_once_one_takes_too_long(monkeypatch):
