@@ -79,42 +79,32 @@ def _add_parts_layer_norm_kernel(
 
 def add_parts_rms_norm(parts: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `add_parts.add_parts_rms_norm`."""
-    check_contiguous("parts", parts)
-    check_contiguous("residual", residual)
-    num_parts, num_tokens, hidden = parts.shape
-    out = torch.empty_like(residual)
-    early = starts_early(residual.device)
-    _add_parts_rms_norm_kernel[(num_tokens,)](
-        parts,
-        residual,
-        weight,
-        out,
-        num_tokens,
-        eps,
-        H=hidden,
-        PARTS=num_parts,
-        COLUMNS=power_of_two(hidden),
-        EARLY=early,
-        num_warps=NUM_WARPS,
-        launch_pdl=early,
-    )
-    return out
+    return _launch(_add_parts_rms_norm_kernel, parts, residual, (weight,), eps)
 
 
 def add_parts_layer_norm(
     parts: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float
 ) -> Tensor:
     """See `add_parts.add_parts_layer_norm`."""
+    return _launch(_add_parts_layer_norm_kernel, parts, residual, (weight, bias), eps)
+
+
+def _launch(
+    kernel: triton.JITFunction,
+    parts: Tensor,
+    residual: Tensor,
+    weights: tuple[Tensor, ...],
+    eps: float,
+) -> Tensor:
     check_contiguous("parts", parts)
     check_contiguous("residual", residual)
     num_parts, num_tokens, hidden = parts.shape
     out = torch.empty_like(residual)
     early = starts_early(residual.device)
-    _add_parts_layer_norm_kernel[(num_tokens,)](
+    kernel[(num_tokens,)](
         parts,
         residual,
-        weight,
-        bias,
+        *weights,
         out,
         num_tokens,
         eps,
