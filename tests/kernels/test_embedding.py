@@ -49,6 +49,19 @@ def test_rows_are_found(num_tokens, hidden, index_dtype, many_rows, device, monk
             assert_rounded_once(embed_layer_norm(*indices, *values, EPS), expected)
 
 
+@pytest.mark.parametrize("hidden", [384, 768, 1000, 1024])
+def test_a_row_is_the_same_among_few_and_among_many(hidden, device, monkeypatch):
+    for dtype in DTYPES[device.type]:
+        indices, values = tensors(37, hidden, dtype, device)
+        few = triton_embedding.embed_layer_norm(*indices, *values, EPS)
+        one = triton_embedding.embed_layer_norm(*(index[:1] for index in indices), *values, EPS)
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "MANY_ROWS", 1)
+            many = triton_embedding.embed_layer_norm(*indices, *values, EPS)
+        assert torch.equal(few, many)
+        assert torch.equal(few[:1], one)
+
+
 def test_without_types_all_are_the_first(device):
     (ids, positions, types), values = tensors(9, 384, torch.float32, device)
     expected = embedding.embed_layer_norm(

@@ -8,7 +8,7 @@ import torch
 from flowerbed.rose.kernels import backend, norm, triton_norm
 from rounding import DTYPES, assert_rounded_once
 
-SHAPES = [(1, 384), (3, 768), (65, 1000), (5, 1024), (2, 4096), (7, 1)]
+SHAPES = [(1, 384), (3, 768), (65, 1000), (5, 1024), (2, 4096), (11, 768), (7, 1)]
 EPS = 1e-6
 
 
@@ -30,11 +30,17 @@ def implementations(device, name):
     return functions + [getattr(norm, name)] * (device.type == "cuda")
 
 
+def take_many_rows(monkeypatch):
+    """Programs take what they would of steps of thousands of rows."""
+    monkeypatch.setattr(backend, "MANY_ROWS", 1)
+    monkeypatch.setattr(triton_norm, "NUM_PROGRAMS", 1)
+
+
 @pytest.mark.parametrize("many_rows", [False, True])
 @pytest.mark.parametrize(("num_tokens", "hidden"), SHAPES)
 def test_norms_are_rounded_once(num_tokens, hidden, many_rows, device, monkeypatch):
     if many_rows:
-        monkeypatch.setattr(backend, "MANY_ROWS", 1)
+        take_many_rows(monkeypatch)
     for dtype in DTYPES[device.type]:
         x, _, weight, bias = tensors(num_tokens, hidden, dtype, device)
         values, scale, shift = in_fp32(x, weight, bias)
@@ -50,7 +56,7 @@ def test_norms_are_rounded_once(num_tokens, hidden, many_rows, device, monkeypat
 @pytest.mark.parametrize(("num_tokens", "hidden"), SHAPES)
 def test_residuals_are_added_first(num_tokens, hidden, many_rows, device, monkeypatch):
     if many_rows:
-        monkeypatch.setattr(backend, "MANY_ROWS", 1)
+        take_many_rows(monkeypatch)
     for dtype in DTYPES[device.type]:
         x, residual, weight, bias = tensors(num_tokens, hidden, dtype, device)
         values, addend, scale, shift = in_fp32(x, residual, weight, bias)
@@ -63,6 +69,23 @@ def test_residuals_are_added_first(num_tokens, hidden, many_rows, device, monkey
             found = add_rms_norm(x.clone(), total, weight, EPS)
             assert torch.equal(total, x + residual)
             assert_rounded_once(found, norm.rms_norm(total.float().cpu(), scale, EPS))
+
+
+@pytest.mark.parametrize("hidden", [384, 768, 1000, 1024])
+def test_a_row_is_the_same_among_few_and_among_many(hidden, device, monkeypatch):
+    for dtype in DTYPES[device.type]:
+        x, residual, weight, bias = tensors(37, hidden, dtype, device)
+
+        def norms(n, x=x, residual=residual, weight=weight, bias=bias):
+            added = triton_norm.add_layer_norm(x[:n].clone(), residual[:n], weight, bias, EPS)
+            return torch.cat([triton_norm.layer_norm(x[:n], weight, bias, EPS), added], dim=1)
+
+        few, one = norms(37), norms(1)
+        with monkeypatch.context() as patch:
+            take_many_rows(patch)
+            many = norms(37)
+        assert torch.equal(few, many)
+        assert torch.equal(few[:1], one)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -21,6 +21,8 @@ WARP_BYTES = 32 * VECTOR_BYTES
 MAX_WARPS = 8
 TILE_BYTES = 4096
 """What a program takes of each tensor where rows are many."""
+MIN_CHUNK, MAX_CHUNK = 128, 256
+"""Columns of a third of a row that is cut (`chunk_tile`): a warp holds three in its registers."""
 MAX_COLUMNS, MIN_COLUMNS = 1024, 128
 """Columns of a program that does not need whole rows."""
 
@@ -71,6 +73,18 @@ def row_tile(x: Tensor, width: int, *, is_fixed: bool = False) -> Tile:
         is_fixed: The tile of many rows whatever x has: sums have the same order then, to the last bit.
     """
     return _row_tile(width, x.element_size(), is_fixed or has_many_rows(x))
+
+
+def chunk_tile(x: Tensor, width: int, num_warps: int) -> Tile | None:
+    """Rows that are cut into three chunks of `columns`, a whole row in each warp, narrow ones two.
+
+    Sums have one order whatever num_warps is. None: as one tile rows leave fewer lanes idle.
+    """
+    chunk = width // 3
+    if 3 * chunk != width or chunk not in (MIN_CHUNK, MAX_CHUNK):
+        return None
+    rows = max(1, WARP_BYTES // (chunk * x.element_size()))
+    return Tile(num_warps * rows, chunk, num_warps)
 
 
 def block_tile(x: Tensor, width: int) -> Tile:

@@ -9,8 +9,19 @@ import triton.language as tl
 from torch import Tensor
 
 from flowerbed.rose.kernels import CompileCase
-from flowerbed.rose.kernels.backend import row_tile
-from flowerbed.rose.kernels.triton_norm import standardize
+from flowerbed.rose.kernels.backend import (
+    MAX_CHUNK,
+    Tile,
+    chunk_tile,
+    has_many_rows,
+    row_tile,
+)
+from flowerbed.rose.kernels.triton_row_chunks import (
+    add_chunks,
+    load_chunks,
+    load_vector,
+    store_layer_norm,
+)
 
 
 @triton.jit
@@ -59,22 +70,25 @@ def _embed_layer_norm_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    tokens = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    rows = tl.arange(0, ROWS)[:, None]
+    tokens = tl.program_id(0) * ROWS + rows
     columns = tl.arange(0, COLUMNS)[None, :]
-    mask = (tokens < num_tokens) & (columns < H)
-    word = _row_offsets(ids, tokens, num_tokens, num_words, H) + columns
-    place = _row_offsets(positions, tokens, num_tokens, num_positions, H) + columns
-    values = tl.load(words + word, mask, other=0.0).to(tl.float32)
-    values += tl.load(positions_table + place, mask, other=0.0).to(tl.float32)
+    is_row = tokens < num_tokens
+    word = _row_offsets(ids, tokens, num_tokens, num_words, H)
+    place = _row_offsets(positions, tokens, num_tokens, num_positions, H)
     if HAS_TYPES:
-        kind = _row_offsets(token_types, tokens, num_tokens, num_types, H) + columns
-        values += tl.load(types_table + kind, mask, other=0.0).to(tl.float32)
+        kind = _row_offsets(token_types, tokens, num_tokens, num_types, H)
+    chunks = load_chunks(words, word, is_row, columns, H, COLUMNS, "")
+    added = load_chunks(positions_table, place, is_row, columns, H, COLUMNS, "")
+    if HAS_TYPES:
+        types = load_chunks(types_table, kind, is_row, columns, H, COLUMNS, "")
     else:
-        values += tl.load(types_table + columns, columns < H, other=0.0).to(tl.float32)
-    scale = tl.load(weight + columns, columns < H, other=0.0).to(tl.float32)
-    shift = tl.load(bias + columns, columns < H, other=0.0).to(tl.float32)
-    values = standardize(values, scale, shift, eps, mask, H)
-    tl.store(out + (tokens.to(tl.int64) * H + columns), values.to(out.dtype.element_ty), mask)
+        types = load_vector(types_table, rows, columns, H, COLUMNS)
+    scale = load_vector(weight, rows, columns, H, COLUMNS)
+    shift = load_vector(bias, rows, columns, H, COLUMNS)
+    sums = add_chunks(add_chunks(chunks, added), types)
+    starts = tokens.to(tl.int64) * H
+    store_layer_norm(out, sums, scale, shift, starts, is_row, columns, eps, H, COLUMNS)
 
 
 def embed_tokens(ids: Tensor, table: Tensor) -> Tensor:
@@ -110,7 +124,7 @@ def embed_layer_norm(
     """See `embedding.embed_layer_norm`."""
     num_tokens, hidden = ids.shape[0], words.shape[1]
     out = torch.empty((num_tokens, hidden), dtype=words.dtype, device=words.device)
-    rows, columns, num_warps = row_tile(out, hidden)
+    rows, columns, num_warps = _layer_norm_tile(out)
     _embed_layer_norm_kernel[(triton.cdiv(num_tokens, rows),)](
         ids,
         positions,
@@ -135,7 +149,19 @@ def embed_layer_norm(
     return out
 
 
+def _layer_norm_tile(out: Tensor) -> Tile:
+    hidden = out.shape[1]
+    is_narrow = hidden < 3 * MAX_CHUNK
+    num_warps = 4 if is_narrow and has_many_rows(out) else 1
+    return chunk_tile(out, hidden, num_warps) or row_tile(out, hidden)
+
+
 _SIZES = {"H": 1024, "ROWS": 2, "COLUMNS": 1024}
+_LAYER_NORM_SIZES = [
+    (_SIZES, 4),
+    ({"H": 384, "ROWS": 8, "COLUMNS": 128}, 4),
+    ({"H": 768, "ROWS": 1, "COLUMNS": 256}, 1),
+]
 _INDICES = ("ids", "positions", "token_types")
 _VALUES = ("words", "positions_table", "types_table", "weight", "bias", "out")
 _COUNTS = ("num_tokens", "num_words", "num_positions", "num_types")
@@ -155,9 +181,10 @@ COMPILE_CASES = {
                 **dict.fromkeys(_COUNTS, "i32"),
                 "eps": "fp32",
             },
-            {"HAS_TYPES": has_types, **_SIZES},
-            {"num_warps": 4},
+            {"HAS_TYPES": has_types, **sizes},
+            {"num_warps": num_warps},
         )
         for has_types in (True, False)
+        for sizes, num_warps in _LAYER_NORM_SIZES
     ],
 }

@@ -12,7 +12,22 @@ import triton.language as tl
 from torch import Tensor
 
 from flowerbed.rose.kernels import CompileCase
-from flowerbed.rose.kernels.backend import check_contiguous, row_tile
+from flowerbed.rose.kernels.backend import (
+    MAX_CHUNK,
+    Tile,
+    check_contiguous,
+    chunk_tile,
+    row_tile,
+)
+from flowerbed.rose.kernels.triton_row_chunks import (
+    add_chunks,
+    load_chunks,
+    load_vector,
+    store_layer_norm,
+)
+
+NUM_PROGRAMS = 8 * 132
+"""Of a loop: eight for each processor of an H100 or H200."""
 
 
 @triton.jit
@@ -65,6 +80,25 @@ def rms_rows(
     return values * tl.rsqrt(mean_square + eps) * scale
 
 
+@triton.jit
+def _load_tile(
+    x, residual, start, rows, is_row, columns,
+    HAS_RESIDUAL: tl.constexpr, H: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Rows of x, or of its sum with the residual, in chunks of fp32. start: of the first, int64."""
+    chunks = load_chunks(x + start, rows * H, is_row, columns, H, COLUMNS, "")
+    if HAS_RESIDUAL:
+        # Read once and then dead: x, which takes the result, should have the cache.
+        policy: tl.constexpr = "evict_first" if COLUMNS < H else ""
+        added = load_chunks(residual + start, rows * H, is_row, columns, H, COLUMNS, policy)
+        sums = add_chunks(chunks, added)
+    else:
+        sums = ()
+        for i in tl.static_range(len(chunks)):
+            sums += (chunks[i].to(tl.float32),)
+    return sums
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _layer_norm_kernel(
     x,
@@ -78,12 +112,32 @@ def _layer_norm_kernel(
     H: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    LOOP: tl.constexpr,
 ):
-    first, places, mask, columns = row_places(num_rows, H, ROWS, COLUMNS)
-    values = layer_rows(
-        x, residual, weight, bias, first, places, mask, columns, eps, HAS_RESIDUAL, H
-    )
-    tl.store(out + first + places, values.to(out.dtype.element_ty), mask)
+    """A program takes one tile, [ROWS, H], or with LOOP every so many-th, for which it keeps weight and bias."""
+    rows = tl.arange(0, ROWS)[:, None]
+    columns = tl.arange(0, COLUMNS)[None, :]
+    tile = tl.cdiv(num_rows, ROWS) - 1 - tl.program_id(0)
+    if LOOP:
+        scale = load_vector(weight, rows, columns, H, COLUMNS)
+        shift = load_vector(bias, rows, columns, H, COLUMNS)
+        while tile >= 0:
+            start = tile.to(tl.int64) * (ROWS * H)
+            is_row = tile * ROWS + rows < num_rows
+            sums = _load_tile(x, residual, start, rows, is_row, columns, HAS_RESIDUAL, H, COLUMNS)
+            store_layer_norm(
+                out + start, sums, scale, shift, rows * H, is_row, columns, eps, H, COLUMNS
+            )
+            tile -= tl.num_programs(0)
+    else:
+        start = tile.to(tl.int64) * (ROWS * H)
+        is_row = tile * ROWS + rows < num_rows
+        sums = _load_tile(x, residual, start, rows, is_row, columns, HAS_RESIDUAL, H, COLUMNS)
+        scale = load_vector(weight, rows, columns, H, COLUMNS)
+        shift = load_vector(bias, rows, columns, H, COLUMNS)
+        store_layer_norm(
+            out + start, sums, scale, shift, rows * H, is_row, columns, eps, H, COLUMNS
+        )
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -129,8 +183,8 @@ def _layer_norm(
 ) -> Tensor:
     out = _output(x, residual)
     num_rows, hidden = x.shape
-    rows, columns, num_warps = row_tile(x, hidden)
-    _layer_norm_kernel[(triton.cdiv(num_rows, rows),)](
+    tile, num_programs, loop = _layer_norm_tile(x, residual is not None)
+    _layer_norm_kernel[(num_programs,)](
         x,
         x if residual is None else residual,
         weight,
@@ -140,11 +194,26 @@ def _layer_norm(
         eps,
         HAS_RESIDUAL=residual is not None,
         H=hidden,
-        ROWS=rows,
-        COLUMNS=columns,
-        num_warps=num_warps,
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+        LOOP=loop,
+        num_warps=tile.num_warps,
     )
     return out
+
+
+def _layer_norm_tile(x: Tensor, has_residual: bool) -> tuple[Tile, int, bool]:
+    """Tile of a program, number of programs, whether they take several tiles each."""
+    num_rows, hidden = x.shape
+    tile = chunk_tile(x, hidden, num_warps=4)
+    if tile is None:
+        tile = row_tile(x, hidden)
+    elif tile.columns == MAX_CHUNK:
+        # With a residual, fewer rows under way at once are faster; else more and smaller programs.
+        if has_residual and num_rows > tile.rows * NUM_PROGRAMS:
+            return tile, NUM_PROGRAMS, True
+        tile = chunk_tile(x, hidden, num_warps=1) or tile
+    return tile, -(-num_rows // tile.rows), False
 
 
 def _rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
@@ -187,11 +256,18 @@ _SIZES = [
     {"H": 1024, "ROWS": 2, "COLUMNS": 1024},
     {"H": 384, "ROWS": 1, "COLUMNS": 512},
 ]
+_CHUNKED = [
+    ({"H": 384, "ROWS": 8, "COLUMNS": 128, "LOOP": False}, 4),
+    ({"H": 768, "ROWS": 1, "COLUMNS": 256, "LOOP": False}, 1),
+    ({"H": 768, "ROWS": 4, "COLUMNS": 256, "LOOP": True}, 4),
+]
 COMPILE_CASES = {
     "_layer_norm_kernel": [
-        CompileCase({**_TYPES, "bias": "*x"}, {"HAS_RESIDUAL": add, **size}, {"num_warps": 4})
+        CompileCase(
+            {**_TYPES, "bias": "*x"}, {"HAS_RESIDUAL": add, **size}, {"num_warps": num_warps}
+        )
         for add in (True, False)
-        for size in _SIZES
+        for size, num_warps in [({**size, "LOOP": False}, 4) for size in _SIZES] + _CHUNKED
     ],
     "_rms_norm_kernel": [
         CompileCase(_TYPES, {"HAS_RESIDUAL": add, **size}, {"num_warps": 4})
