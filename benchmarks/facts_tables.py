@@ -1,7 +1,7 @@
 """Writes tables of docs/measured-facts.md from results/h200.jsonl: `python benchmarks/facts_tables.py [--check]`.
 
 Those of `ablation.py`, `graph_modes.py`, `idle_device.py`, `loads.py` and `peers/run.py`, each between two comments; the text around
-them is written by hand. Of each benchmark the rows of the last commit count. `--check` writes nothing and fails if a
+them is written by hand. Of each benchmark the rows of the last commit count, of `KEYS` of each part. `--check` writes nothing and fails if a
 table is not what the rows say.
 """
 
@@ -172,12 +172,13 @@ TABLES: dict[str, Callable[[Sequence[Row]], list[str]]] = {
     "peers": peers,
 }
 
+KEYS: dict[str, tuple[str, ...]] = {"graph_modes": ("mode",), "peers": ("model", "system")}
+"""What may be measured without the others: of each the rows of its last commit count."""
+
 
 def block(benchmark: str, rows: Sequence[Row], begin: str, end: str) -> str:
     """All that stands between the comments."""
-    # A mode of graphs may be measured without the others.
-    keys = ("mode",) if benchmark == "graph_modes" else ()
-    found = newest([row for row in rows if row["benchmark"] == benchmark], *keys)
+    found = newest([row for row in rows if row["benchmark"] == benchmark], *KEYS.get(benchmark, ()))
     if not found:
         return f"{begin}\n{end}"
     first = found[0]

@@ -20,8 +20,14 @@ def peers(rows: Sequence[Row]) -> list[str]:
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
-    systems = list(dict.fromkeys((row["system"], row["version"], row["dtype"]) for row in rows))
-    lines = table_head(["", *(f"{name} {version}, {dtype}" for name, version, dtype in systems)])
+    keys = ("system", "version", "dtype", "commit")
+    systems = list(dict.fromkeys(tuple(str(row[key]) for key in keys) for row in rows))
+    has_one_commit = len({row["commit"] for row in rows}) == 1
+    names = [
+        f"{name} {version}, {dtype}" + ("" if has_one_commit else f", {commit}")
+        for name, version, dtype, commit in systems
+    ]
+    lines = table_head(["", *names])
     best: dict[str, dict[str, Row]] = {}
     for row in rows:
         cells = best.setdefault(_figure(row), {})
@@ -29,12 +35,10 @@ def _table(rows: Sequence[Row]) -> list[str]:
         if other is None or _merit(row) > _merit(other):
             cells[row["system"]] = row
     for figure, cells in best.items():
-        found = (cells.get(name) for name, _, _ in systems)
+        found = (cells.get(name) for name, *_ in systems)
         lines.append(line([figure, *(_cell(row) if row else "" for row in found)]))
     last = {row["system"]: row for row in rows}
-    lines.append(
-        line(["lowest cosine to float32", *(cosine(last[name]) for name, _, _ in systems)])
-    )
+    lines.append(line(["lowest cosine to float32", *(cosine(last[name]) for name, *_ in systems)]))
     return lines
 
 

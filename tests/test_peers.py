@@ -134,7 +134,8 @@ def test_server_and_engine_of_vllm_have_the_same_settings(folder: Path) -> None:
 
 
 def test_the_table_takes_the_better_row_of_a_figure() -> None:
-    shared = {"version": "1", "dtype": "bfloat16", "model": "a model", "min_cosine": 0.999_899}
+    shared: dict[str, Any] = {"version": "1", "dtype": "bfloat16", "model": "a model"}
+    shared |= {"min_cosine": 0.999_899, "commit": "abc"}
     ours, theirs = {**shared, "system": "ours"}, {**shared, "system": "theirs", "min_cosine": None}
     single = {"suite": "latency", "num_seqs": 1, "seq_len": 512, "p99_ms": 4.0, "emb_per_s": 9.0}
     many = {"suite": "throughput", "seq_len": 0, "p50_ms": 1.0, "p99_ms": 2.0}
@@ -155,6 +156,9 @@ def test_the_table_takes_the_better_row_of_a_figure() -> None:
         "| 10 pairs of 512 tokens, as ids, p50 / p99 ms, docs/s |  | 3.00 / 4.00, 9 |",
         "| lowest cosine to float32 | 0.99989 |  |",
     ]
+    later = {**theirs, **single, "p50_ms": 3.0, "commit": "def"}
+    head, *_ = peers_table.peers([{**ours, **single, "p50_ms": 3.5}, later])
+    assert head == "|  | ours 1, bfloat16, abc | theirs 1, bfloat16, def |"
 
 
 def test_systems_are_named_with_or_without_a_folder() -> None:
