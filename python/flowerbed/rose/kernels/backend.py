@@ -22,7 +22,7 @@ MAX_WARPS = 8
 TILE_BYTES = 4096
 """What a program takes of each tensor where rows are many."""
 MIN_CHUNK, MAX_CHUNK = 128, 256
-"""Columns of a third of a row that is cut (`chunk_tile`): a warp holds three in its registers."""
+"""Columns of a third of a row that is cut (`chunk_tile`): a warp holds them all in its registers."""
 MAX_COLUMNS, MIN_COLUMNS = 1024, 128
 """Columns of a program that does not need whole rows."""
 
@@ -76,15 +76,17 @@ def row_tile(x: Tensor, width: int, *, is_fixed: bool = False) -> Tile:
 
 
 def chunk_tile(x: Tensor, width: int, num_warps: int) -> Tile | None:
-    """Rows that are cut into three chunks of `columns`, a whole row in each warp, narrow ones two.
+    """Rows that are cut into chunks of `columns`, thirds of a row or what a warp loads at once of it.
 
-    Sums have one order whatever num_warps is. None: as one tile rows leave fewer lanes idle.
+    A whole row lies in each warp, narrow ones two: sums have one order whatever num_warps is. None: as one
+    tile rows leave fewer lanes idle.
     """
-    chunk = width // 3
-    if 3 * chunk != width or chunk not in (MIN_CHUNK, MAX_CHUNK):
+    third = width // 3
+    if 3 * third != width or third not in (MIN_CHUNK, MAX_CHUNK):
         return None
-    rows = max(1, WARP_BYTES // (chunk * x.element_size()))
-    return Tile(num_warps * rows, chunk, num_warps)
+    at_once = WARP_BYTES // x.element_size()
+    chunk = min(third, at_once)  # two warps would share out a wider one, where there are two
+    return Tile(num_warps * (at_once // chunk), chunk, num_warps)
 
 
 def block_tile(x: Tensor, width: int) -> Tile:

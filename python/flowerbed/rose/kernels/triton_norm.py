@@ -208,7 +208,7 @@ def _layer_norm_tile(x: Tensor, has_residual: bool) -> tuple[Tile, int, bool]:
     tile = chunk_tile(x, hidden, num_warps=4)
     if tile is None:
         tile = row_tile(x, hidden)
-    elif tile.columns == MAX_CHUNK:
+    elif hidden == 3 * MAX_CHUNK:
         # With a residual, fewer rows under way at once are faster; else more and smaller programs.
         if has_residual and num_rows > tile.rows * NUM_PROGRAMS:
             return tile, NUM_PROGRAMS, True

@@ -1,7 +1,7 @@
 """Layer norm of rows that are cut into chunks of columns. Called by `triton_norm` and `triton_embedding`.
 
-A width such as 768 is three chunks of 256, so that no lane idles and one warp has a whole row: its sums
-need no barrier. Chunks are first added to each other, then over lanes, whatever the number of rows.
+A width such as 768 is three chunks of 256 in 16 bits and six of 128 in 32, so that no lane idles and one
+warp has a whole row: its sums need no barrier. Chunks are first added to each other, then over lanes, whatever the number of rows.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
