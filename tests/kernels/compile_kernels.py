@@ -12,12 +12,14 @@ from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from flowerbed.rose import kernels
+from flowerbed.rose.kernels import CompileCase
 
 CAPABILITIES = (80, 90, 100)
 DTYPES = ("bf16", "fp32")
@@ -68,11 +70,8 @@ def jobs() -> Iterator[tuple[str, str, int, str, int]]:
                         yield name, kernel, number, dtype, capability
 
 
-def compile_one(job: tuple[str, str, int, str, int]) -> dict[str, object]:
-    """Compiles to machine code, pointers aligned to 16 bytes as torch's are."""
-    name, kernel, number, dtype, capability = job
-    function = getattr(MODULES[name], kernel)
-    case = MODULES[name].COMPILE_CASES[kernel][number]
+def compiled(function: triton.JITFunction, case: CompileCase, dtype: str, capability: int) -> Any:
+    """The kernel, pointers aligned to 16 bytes as torch's are."""
     types = {argument: t.replace("*x", f"*{dtype}") for argument, t in case.types.items()}
     signature = {a: types.get(a, "constexpr") for a in function.arg_names}
     attributes = {
@@ -80,17 +79,25 @@ def compile_one(job: tuple[str, str, int, str, int]) -> dict[str, object]:
         for place, argument in enumerate(signature)
         if signature[argument].startswith("*")
     }
+    source = ASTSource(function, signature, constexprs=case.constexprs, attrs=attributes)
+    return triton.compile(source, GPUTarget("cuda", capability, 32), case.options or {})
+
+
+def compile_one(job: tuple[str, str, int, str, int]) -> dict[str, object]:
+    """Compiles to machine code."""
+    name, kernel, number, dtype, capability = job
+    function = getattr(MODULES[name], kernel)
+    case = MODULES[name].COMPILE_CASES[kernel][number]
     label = f"{name}.{kernel}[{number}] {dtype} sm_{capability}"
     try:
-        source = ASTSource(function, signature, constexprs=case.constexprs, attrs=attributes)
-        compiled = triton.compile(source, GPUTarget("cuda", capability, 32), case.options or {})
+        code = compiled(function, case, dtype, capability).asm["cubin"]
     except Exception as error:  # noqa: BLE001  # whatever it is, the test shows it
         while error.__cause__ is not None:  # the outer ones show the whole kernel
             error = error.__cause__
         return {"case": label, "error": f"{type(error).__name__}: {error}", "bytes": 0}
-    unknown = (types.keys() | case.constexprs.keys()) - set(function.arg_names)
+    unknown = (case.types.keys() | case.constexprs.keys()) - set(function.arg_names)
     fault = f"the kernel has no argument {sorted(unknown)}" if unknown else None
-    return {"case": label, "error": fault, "bytes": len(compiled.asm["cubin"])}
+    return {"case": label, "error": fault, "bytes": len(code)}
 
 
 def main() -> None:

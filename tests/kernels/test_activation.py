@@ -45,6 +45,28 @@ def test_gelu_is_rounded_once(num_tokens, width, approximate, many_rows, device,
                 assert_rounded_once(bias_gelu(x.clone(), bias, approximate), expected)
 
 
+@pytest.mark.parametrize("width", [77, 1536, 3072])
+def test_a_row_is_the_same_among_few_and_among_many(width, device, monkeypatch):
+    torch.manual_seed(width)
+    for dtype in DTYPES[device.type]:
+        gate_up = (2 * torch.randn(37, 2 * width)).to(device, dtype)
+        x, bias = torch.randn(37, width).to(device, dtype), torch.randn(width).to(device, dtype)
+
+        def activations(n, gate_up=gate_up, x=x, bias=bias):
+            gelus = [
+                triton_activation.bias_gelu(x[:n].clone(), bias, approximate)
+                for approximate in ("none", "tanh")
+            ]
+            return torch.cat([triton_activation.swiglu(gate_up[:n]), *gelus], dim=1)
+
+        few, one = activations(37), activations(1)
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "MANY_ROWS", 1)
+            many = activations(37)
+        assert torch.equal(few, many)
+        assert torch.equal(few[:1], one)
+
+
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_gelu_holds_where_it_bends_and_far_out(approximate, device):
     x = torch.cat([torch.linspace(-12, 12, 4001), torch.tensor([-6e4, -100.0, 0.0, 100.0, 6e4])])

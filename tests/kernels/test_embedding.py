@@ -49,7 +49,7 @@ def test_rows_are_found(num_tokens, hidden, index_dtype, many_rows, device, monk
             assert_rounded_once(embed_layer_norm(*indices, *values, EPS), expected)
 
 
-@pytest.mark.parametrize("hidden", [384, 768, 1000, 1024])
+@pytest.mark.parametrize("hidden", [128, 384, 768, 1000, 1024])
 def test_a_row_is_the_same_among_few_and_among_many(hidden, device, monkeypatch):
     for dtype in DTYPES[device.type]:
         indices, values = tensors(37, hidden, dtype, device)

@@ -71,14 +71,21 @@ def test_residuals_are_added_first(num_tokens, hidden, many_rows, device, monkey
             assert_rounded_once(found, norm.rms_norm(total.float().cpu(), scale, EPS))
 
 
-@pytest.mark.parametrize("hidden", [384, 768, 1000, 1024])
+@pytest.mark.parametrize("hidden", [128, 384, 768, 1000, 1024, 2560])
 def test_a_row_is_the_same_among_few_and_among_many(hidden, device, monkeypatch):
     for dtype in DTYPES[device.type]:
         x, residual, weight, bias = tensors(37, hidden, dtype, device)
 
         def norms(n, x=x, residual=residual, weight=weight, bias=bias):
-            added = triton_norm.add_layer_norm(x[:n].clone(), residual[:n], weight, bias, EPS)
-            return torch.cat([triton_norm.layer_norm(x[:n], weight, bias, EPS), added], dim=1)
+            total = residual[:n].clone()
+            found = [
+                triton_norm.layer_norm(x[:n], weight, bias, EPS),
+                triton_norm.add_layer_norm(x[:n].clone(), residual[:n], weight, bias, EPS),
+                triton_norm.rms_norm(x[:n], weight, EPS),
+                triton_norm.add_rms_norm(x[:n].clone(), total, weight, EPS),
+                total,
+            ]
+            return torch.cat(found, dim=1)
 
         few, one = norms(37), norms(1)
         with monkeypatch.context() as patch:

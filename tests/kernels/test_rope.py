@@ -66,6 +66,25 @@ def test_rotated_heads_are_rounded_once(num_tokens, heads, many_rows, device, mo
             assert_rounded_once(found, expected)
 
 
+@pytest.mark.parametrize("heads", HEADS)
+def test_a_row_is_the_same_among_few_and_among_many(heads, device, monkeypatch):
+    for dtype in DTYPES[device.type]:
+        qkv, positions, *others = tensors(37, heads, dtype, device)
+
+        def turned(n, qkv=qkv, positions=positions, others=others):
+            normed, plain = qkv[:n].clone(), qkv[:n].clone()
+            triton_rope.qk_norm_rope_(normed, positions[:n], *others, EPS, *heads[:2])
+            triton_rope.rope_(plain, positions[:n], *others[:2], *heads[:2])
+            return torch.cat([normed, plain], dim=1)
+
+        few, one = turned(37), turned(1)
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "MANY_ROWS", 1)
+            many = turned(37)
+        assert torch.equal(few, many)
+        assert torch.equal(few[:1], one)
+
+
 def test_values_are_left_as_they_are(device):
     num_heads, num_kv_heads, head_dim = heads = HEADS[0]
     first = (num_heads + num_kv_heads) * head_dim

@@ -14,7 +14,8 @@ from torch import Tensor
 MANY_ROWS = 2048
 """From here on a program takes several rows, so that starting programs is no limit. Below, there are
 too few rows for that, and the work of one program is what a step waits for. A kernel is compiled at
-most twice for one width and dtype: for fewer rows, and for so many."""
+most twice for one width and dtype: for fewer rows, and for so many. Either way threads share out a row
+alike, so that it has the same bits."""
 VECTOR_BYTES = 16
 WARP_BYTES = 32 * VECTOR_BYTES
 """What a warp loads at once."""
@@ -70,7 +71,7 @@ def row_tile(x: Tensor, width: int, *, is_fixed: bool = False) -> Tile:
     Args:
         x: [num_rows, any]; its rows and its dtype choose the tile.
         width: Columns that belong together.
-        is_fixed: The tile of many rows whatever x has: sums have the same order then, to the last bit.
+        is_fixed: The tile of many rows whatever x has: one kernel for all.
     """
     return _row_tile(width, x.element_size(), is_fixed or has_many_rows(x))
 
@@ -103,7 +104,8 @@ def has_many_rows(x: Tensor) -> bool:
 def _row_tile(width: int, itemsize: int, many: bool) -> Tile:
     columns = power_of_two(width)
     row_bytes = columns * itemsize
-    rows = max(1, TILE_BYTES // row_bytes) if many else 1
+    # A row that is less than a warp loads at once would be cut finer, if it were alone.
+    rows = max(1, (TILE_BYTES if many else WARP_BYTES) // row_bytes)
     return Tile(rows, columns, min(max(1, row_bytes // WARP_BYTES), MAX_WARPS))
 
 

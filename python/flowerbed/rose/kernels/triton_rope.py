@@ -6,6 +6,8 @@ Programs begin with the last tokens, which the product before them has left in t
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -103,6 +105,15 @@ def _rope_kernel(
         _turn_heads(qkv, keys, cos, sin, k_weight, eps, HAS_NORM, HALF)
 
 
+class _Form(NamedTuple):
+    """How a program takes its token."""
+
+    block: tuple[int, int]
+    kv_block: tuple[int, int]
+    split: bool
+    num_warps: int
+
+
 def rope_(
     qkv: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, num_heads: int, num_kv_heads: int
 ) -> None:
@@ -137,15 +148,9 @@ def _launch(
 ) -> None:
     check_contiguous("qkv", qkv)
     num_tokens, half = qkv.shape[0], cos.shape[1]
-    block = (power_of_two(num_heads), power_of_two(half))
-    # Tokens enough: two vectors a thread of each half of the queries. Few: one, and programs of their
-    # own for queries and keys, since the step waits for a single program's latency.
-    split = not has_many_rows(qkv)
-    num_warps = (
-        block[0] * block[1] * qkv.element_size() // (WARP_BYTES if split else 2 * WARP_BYTES)
-    )
+    form = _form(qkv, num_heads, num_kv_heads, half)
     q_weight, k_weight = (qkv, qkv) if weights is None else weights
-    _rope_kernel[(2 * num_tokens if split else num_tokens,)](
+    _rope_kernel[(2 * num_tokens if form.split else num_tokens,)](
         qkv,
         positions,
         cos,
@@ -157,11 +162,25 @@ def _launch(
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HALF=half,
-        BLOCK=block,
-        KV_BLOCK=(power_of_two(num_kv_heads), block[1]),
-        SPLIT=split,
-        num_warps=min(max(1, num_warps), MAX_WARPS),
+        BLOCK=form.block,
+        KV_BLOCK=form.kv_block,
+        SPLIT=form.split,
+        num_warps=form.num_warps,
     )
+
+
+def _form(qkv: Tensor, num_heads: int, num_kv_heads: int, half: int) -> _Form:
+    """Of [num_tokens, any]; half: columns of half a head. A head's sum has one order in both forms."""
+    block = (power_of_two(num_heads), power_of_two(half))
+    # Tokens enough: two vectors a thread of each half of the queries. Few: one, and programs of their
+    # own for queries and keys, since the step waits for a single program's latency.
+    split = not has_many_rows(qkv)
+    row_bytes = block[1] * qkv.element_size()
+    num_warps = block[0] * row_bytes // (WARP_BYTES if split else 2 * WARP_BYTES)
+    num_warps = min(max(1, num_warps), MAX_WARPS)
+    # With fewer keys than a vector a thread, more threads would share out a key, as they do not in the other form.
+    kv_heads = max(power_of_two(num_kv_heads), num_warps * WARP_BYTES // row_bytes)
+    return _Form(block, (kv_heads, block[1]), split, num_warps)
 
 
 _TYPES = {
@@ -178,13 +197,12 @@ _SIZES = {
     "NUM_KV_HEADS": 8,
     "HALF": 64,
     "BLOCK": (16, 64),
-    "KV_BLOCK": (8, 64),
 }
 COMPILE_CASES = {
     "_rope_kernel": [
         CompileCase(
             _TYPES,
-            {"HAS_NORM": has_norm, "SPLIT": split, **_SIZES},
+            {"HAS_NORM": has_norm, "SPLIT": split, "KV_BLOCK": (16 if split else 8, 64), **_SIZES},
             {"num_warps": 4 if split else 2},
         )
         for has_norm in (True, False)

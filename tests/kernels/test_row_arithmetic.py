@@ -1,0 +1,48 @@
+"""A row has the same bits among few and among many: what compiled kernels do with it, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("row_arithmetic.py")
+
+
+@pytest.fixture(scope="module")
+def forms():
+    """Forms by what they compute."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = defaultdict(list)
+    for form in json.loads(done.stdout):
+        found[form["what"]].append(form)
+    return found
+
+
+@pytest.mark.timeout(300)  # under a minute where Triton's cache is empty; seconds later
+def test_all_forms_do_the_same_with_a_row(forms):
+    others = {}
+    for what, (first, *rest) in forms.items():
+        assert first["stored"]
+        for form in rest:
+            if any(form[part] != first[part] for part in ("stored", "columns")):
+                others[what] = [first["launch"], form["launch"]]
+    assert others == {}
+
+
+@pytest.mark.timeout(300)
+def test_sums_of_norms_were_found_and_most_kernels_have_two_forms(forms):
+    for what, found in forms.items():
+        adds_up = "_swiglu_" not in what and "_gelu_" not in what
+        assert all(bool(form["columns"]) == adds_up for form in found)
+    assert sum(len(found) > 1 for found in forms.values()) > len(forms) / 2
