@@ -20,7 +20,14 @@ from rounding import assert_rounded_once
 SHAPES = [(1, 48, 64), (17, 40, 96), (33, 130, 36), (70, 64, 128)]
 """Tokens, outputs, inputs."""
 GPU_SHAPES = [(17, 40, 96), (33, 130, 36), (32, 1024, 2048), (128, 1024, 3072)]
-BIAS_GPU_SHAPES = [(1, 40, 96), (33, 130, 36), (64, 1200, 312), (32, 312, 1200), (128, 768, 3072)]
+BIAS_GPU_SHAPES = [
+    (1, 40, 96),
+    (33, 130, 36),
+    (64, 1200, 312),
+    (32, 312, 1200),
+    (128, 768, 3072),
+    (256, 768, 3072),
+]
 DTYPES = {"cpu": (torch.float32, torch.float16), "cuda": (torch.bfloat16,)}
 """On a GPU small steps are in 16 bits, and each dtype takes seconds to compile."""
 SHARE_ERROR = 4e-3
@@ -143,9 +150,9 @@ def test_parts_with_a_bias_add_up_and_their_layer_norm_is_rounded_once(device, m
 def test_the_number_of_parts_does_not_depend_on_the_tokens(device, monkeypatch):
     monkeypatch.setattr(triton_small_linear, "MIN_PART", 16)
     weight = torch.zeros(40, 64, dtype=torch.float16, device=device)
-    steps = [weight.new_zeros(num_tokens, 64) for num_tokens in (1, 64, 65, 128)]
+    steps = [weight.new_zeros(num_tokens, 64) for num_tokens in (1, 64, 65, 128, 256)]
     found = [triton_small_linear.small_linear_parts(x, weight) for x in steps]
-    assert [parts.shape[0] for parts in found] == [4] * 4
+    assert [parts.shape[0] for parts in found] == [4] * 5
 
 
 def test_parts_add_up_to_the_product_and_their_norm_is_rounded_once(device, monkeypatch):
@@ -208,7 +215,9 @@ def test_short_attention_equals_its_reference(lengths, padding, causal, window, 
             torch.testing.assert_close(found.float().cpu(), expected, rtol=limit, atol=limit)
 
 
-@pytest.mark.parametrize(("lengths", "padding"), [*LENGTHS, ([128], 0), ([70, 50], 8)])
+@pytest.mark.parametrize(
+    ("lengths", "padding"), [*LENGTHS, ([128], 0), ([70, 50], 8), ([200], 0), ([90, 160], 6)]
+)
 def test_plain_short_attention_equals_its_reference(lengths, padding, device):
     heads_of = {"cpu": PLAIN_HEADS if padding == 3 else PLAIN_HEADS[:1], "cuda": PLAIN_HEADS[:3]}
     for num_heads, head_dim in heads_of[device.type]:

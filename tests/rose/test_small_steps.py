@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from flowerbed.folder import read_folder
 from flowerbed.hub import resolve
 from flowerbed.rose.engine import Engine
 from flowerbed.rose.inputs import PackedBatch, RowFormat
-from flowerbed.rose.kernels import small_linear
 from flowerbed.rose.layers import linear
 from flowerbed.rose.models import bert, qwen3
 from references import engine_rows, lowest_cosine
@@ -23,6 +23,8 @@ from small_models import VOCAB_ROWS, small_model
 
 BATCHES = [[1], [32], [5, 1, 17, 40], [100, 28], [12] * 10]
 """Lengths of the sequences of each step, at most 128 tokens in all."""
+NARROW_BATCHES = [[131], [100, 28, 32], [12] * 16, [1, 255]]
+"""Of steps of 129 to 256 tokens, small for BERT where it is narrow."""
 KINDS = {
     "causal": {},
     "bidirectional": {"is_causal": False},
@@ -79,7 +81,7 @@ def test_hidden_states_are_those_of_the_other_form(tmp_path, real_texts, load, m
         sequences = random_ids(lengths, qwen.VOCAB_ROWS)
         expected = hidden_states(engine, sequences)
         with monkeypatch.context() as patch:
-            patch.setattr(qwen3, "is_small_step", lambda x: steps.append(x.shape[0]) or True)
+            patch.setattr(qwen3, "is_small_step", lambda x, _: steps.append(x.shape[0]) or True)
             found = hidden_states(engine, sequences)
         np.testing.assert_allclose(found, expected, atol=2e-5)
     assert len(steps) == len(BATCHES)
@@ -90,7 +92,7 @@ def both_forms(engine, sequences, monkeypatch):
     usual = hidden_states(engine, sequences)
     sizes = []
     with monkeypatch.context() as patch:
-        patch.setattr(bert, "is_small_step", lambda x: sizes.append(x.shape[0]) or True)
+        patch.setattr(bert, "is_small_step", lambda x, _: sizes.append(x.shape[0]) or True)
         small = hidden_states(engine, sequences)
     assert len(sizes) == 1
     return usual, small
@@ -103,11 +105,21 @@ def test_hidden_states_of_bert_are_those_of_the_other_form(tmp_path, monkeypatch
     sizes = {"initializer_range": 0.2, "num_hidden_layers": 2}
     engine = Engine.load(small_model(kind, tmp_path / name, **sizes, **settings), device="cpu")
     assert all(layer.has_small_step for layer in engine._encoder.layers)
-    for lengths in BATCHES:
+    for lengths in BATCHES + NARROW_BATCHES:
         sequences = random_ids(lengths, VOCAB_ROWS)
         sequences[0][-1:] = [PADDING_ID]
         expected, found = both_forms(engine, sequences, monkeypatch)
         np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "head_dim", "expected"),
+    [(768, 64, 256), (384, 32, 256), (312, 26, 256), (1_024, 64, 128), (768, 128, 128)],
+)
+def test_steps_of_narrow_encoders_are_small_for_longer(tmp_path, hidden, head_dim, expected):
+    folder = small_model("bert", tmp_path / "bert", hidden=hidden, head_dim=head_dim)
+    encoder: Any = Engine.load(folder, device="cpu")._encoder
+    assert encoder.small_step_tokens == expected
 
 
 @pytest.mark.parametrize("name", WITHOUT_SMALL_STEPS)
@@ -154,23 +166,24 @@ def test_vectors_of_small_steps_on_a_gpu(gpu_folder, monkeypatch):
 @pytest.mark.parametrize("name", GPU_ENCODERS)
 def test_vectors_of_small_steps_of_bert_on_a_gpu(tmp_path, monkeypatch, name):
     kind, settings = GPU_ENCODERS[name]
-    check_vectors(small_model(kind, tmp_path / name, **settings), monkeypatch)
+    batches = BATCHES + NARROW_BATCHES
+    check_vectors(small_model(kind, tmp_path / name, **settings), monkeypatch, batches)
 
 
-def check_vectors(folder, monkeypatch):
+def check_vectors(folder, monkeypatch, batches=BATCHES):
     exact = Engine.load(folder, device="cpu")
     engine = Engine.load(folder, device="cuda", dtype=DType.BFLOAT16)
-    steps = [random_ids(lengths, 1_000) for lengths in BATCHES]
+    steps = [random_ids(lengths, 1_000) for lengths in batches]
     found = [engine_rows(engine, step) for step in steps]
     for step, rows in zip(steps, found, strict=True):
         assert lowest_cosine(rows, engine_rows(exact, step)) >= 0.999
         alone = np.concatenate([engine_rows(engine, [sequence]) for sequence in step])
         assert lowest_cosine(rows, alone) >= 0.9999
         with monkeypatch.context() as patch:
-            patch.setattr(small_linear, "SMALL_STEP_TOKENS", 0)
+            patch.setattr(engine._encoder, "small_step_tokens", 0)
             assert lowest_cosine(rows, engine_rows(engine, step)) >= 0.999
     engine.capture(
-        online_tokens=64, normal_tokens=128, when=GraphCapture.START, memory_limit=1 << 30
+        online_tokens=64, normal_tokens=256, when=GraphCapture.START, memory_limit=1 << 30
     )
     for _ in range(20):  # one graph after another: none may read what the one before still writes
         for step, rows in zip(steps, found, strict=True):

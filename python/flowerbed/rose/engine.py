@@ -33,7 +33,7 @@ from flowerbed.rose.lazy import LazyTensor
 from flowerbed.rose.models.registry import Encoder, encoder_class
 from flowerbed.rose.weights import Progress, Weights
 
-WARM_UP_TOKENS = (1, *range(8, 65, 8), 128, CPU_BATCH_TOKENS)
+WARM_UP_TOKENS = (1, *range(8, 65, 8), 128, 256, CPU_BATCH_TOKENS)
 
 
 class Runner(Protocol):

@@ -14,7 +14,7 @@ from flowerbed.rose.kernels.backend import use_triton
 from flowerbed.rose.kernels.rope import qk_norm_rope_
 
 MAX_PLAIN_HEAD = 128
-"""Columns of a head that `plain_short_attention` serves: registers hold no more beside 128 keys."""
+"""Columns of a head that `plain_short_attention` serves: registers hold no more beside 128 keys, and half beside 256."""
 
 
 def short_attention(  # noqa: PLR0913 - tensors, not settings

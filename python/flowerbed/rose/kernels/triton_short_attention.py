@@ -301,7 +301,7 @@ COMPILE_CASES = {
             {"num_warps": PLAIN_NUM_WARPS},
             MIN_CAPABILITY if early else (8, 0),
         )
-        for num_heads, head_dim, keys in ((12, 26, 16), (16, 64, 128), (8, 128, 128))
+        for num_heads, head_dim, keys in ((12, 26, 16), (16, 64, 128), (8, 128, 128), (12, 64, 256))
         for early in (False, True)
     ],
 }

@@ -15,7 +15,7 @@ from flowerbed.errors import ModelError
 from flowerbed.folder_files import JsonObject, check_supported, positive, setting
 from flowerbed.rose.inputs import ForwardContext
 from flowerbed.rose.kernels.scaled_rows import ScaledRows, quantize_rows
-from flowerbed.rose.kernels.small_linear import is_small_step
+from flowerbed.rose.kernels.small_linear import encoder_step_tokens, is_small_step
 from flowerbed.rose.layers.attention import AttentionNames, SelfAttention
 from flowerbed.rose.layers.embedding import InputEmbedding
 from flowerbed.rose.layers.mlp import FeedForward
@@ -99,6 +99,7 @@ class Bert:
         self.vocab_rows = read.vocab_rows
         self.max_positions = read.max_positions
         self.head_dim = read.hidden // read.num_heads
+        self.small_step_tokens = encoder_step_tokens(read.hidden, self.head_dim)
         dense_flops = 2 * (
             4 * read.hidden**2 + 2 * read.hidden * read.intermediate
         )  # a token and layer
@@ -122,7 +123,7 @@ class Bert:
     def __call__(self, ids: Tensor, context: ForwardContext) -> Tensor:
         """ids: [num_tokens] int64; returns [num_tokens, hidden]."""
         x = self.embed(ids, context)
-        is_small = is_small_step(x)
+        is_small = is_small_step(x, self.small_step_tokens)
         for layer in self.layers:
             x = (layer.small_step if is_small and layer.has_small_step else layer)(x, context)
         if self.scaled_layers:

@@ -24,7 +24,7 @@ from flowerbed.rose.inputs import ForwardContext
 from flowerbed.rose.kernels.embedding import embed_tokens
 from flowerbed.rose.kernels.rope import rope_tables
 from flowerbed.rose.kernels.scaled_rows import ScaledRows
-from flowerbed.rose.kernels.small_linear import is_small_step
+from flowerbed.rose.kernels.small_linear import SMALL_STEP_TOKENS, is_small_step
 from flowerbed.rose.layers.mlp import GatedFeedForward
 from flowerbed.rose.layers.norm import RMSNorm
 from flowerbed.rose.layers.rotary import AttentionShape, RopeTables, RotaryAttention
@@ -112,6 +112,7 @@ class Qwen3:
         tables = rope_tables(read.head_dim, read.rope_theta, read.max_positions, self.words.device)
         norms = [f"layers.{layer}.input_layernorm" for layer in range(len(read.windows))]
         self.input_norm = RMSNorm(weights, norms[0], read.hidden, read.eps)
+        self.small_step_tokens = SMALL_STEP_TOKENS
         self.layers: list[Qwen3Layer] = []
         self.scaled_layers: list[ScaledQwen3Layer] = []  # instead of those, in 8 bits
         for number, window in enumerate(read.windows):
@@ -128,7 +129,7 @@ class Qwen3:
         if self.scaled_layers:
             return self._in_8_bits(residual, context)
         x = self.input_norm(residual)
-        is_small = is_small_step(x)
+        is_small = is_small_step(x, self.small_step_tokens)
         for layer in self.layers:
             x = (layer.small_step if is_small else layer)(x, residual, context)
         return x
