@@ -16,6 +16,7 @@ from flowerbed.folder import read_folder
 from flowerbed.hub import resolve
 from flowerbed.rose.engine import Engine
 from flowerbed.rose.inputs import PackedBatch, RowFormat
+from flowerbed.rose.kernels import small_linear
 from flowerbed.rose.layers import linear
 from flowerbed.rose.models import bert, qwen3
 from references import engine_rows, lowest_cosine
@@ -166,21 +167,24 @@ def test_vectors_of_small_steps_on_a_gpu(gpu_folder, monkeypatch):
 @pytest.mark.parametrize("name", GPU_ENCODERS)
 def test_vectors_of_small_steps_of_bert_on_a_gpu(tmp_path, monkeypatch, name):
     kind, settings = GPU_ENCODERS[name]
-    batches = BATCHES + NARROW_BATCHES
-    check_vectors(small_model(kind, tmp_path / name, **settings), monkeypatch, batches)
+    check_vectors(small_model(kind, tmp_path / name, **settings), monkeypatch)
 
 
-def check_vectors(folder, monkeypatch, batches=BATCHES):
+def check_vectors(folder, monkeypatch):
     exact = Engine.load(folder, device="cpu")
     engine = Engine.load(folder, device="cuda", dtype=DType.BFLOAT16)
-    steps = [random_ids(lengths, 1_000) for lengths in batches]
+    encoder: Any = engine._encoder
+    batches = BATCHES + NARROW_BATCHES
+    small = [lengths for lengths in batches if sum(lengths) <= encoder.small_step_tokens]
+    assert len(small) > len(BATCHES) or encoder.config.hidden > small_linear.MAX_NARROW
+    steps = [random_ids(lengths, 1_000) for lengths in small]
     found = [engine_rows(engine, step) for step in steps]
     for step, rows in zip(steps, found, strict=True):
         assert lowest_cosine(rows, engine_rows(exact, step)) >= 0.999
         alone = np.concatenate([engine_rows(engine, [sequence]) for sequence in step])
         assert lowest_cosine(rows, alone) >= 0.9999
         with monkeypatch.context() as patch:
-            patch.setattr(engine._encoder, "small_step_tokens", 0)
+            patch.setattr(encoder, "small_step_tokens", 0)
             assert lowest_cosine(rows, engine_rows(engine, step)) >= 0.999
     engine.capture(
         online_tokens=64, normal_tokens=256, when=GraphCapture.START, memory_limit=1 << 30
