@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from flowerbed.config import DType
+from flowerbed.config import BatchInvariant, DType
 from flowerbed.folder import read_folder
 from flowerbed.hub import resolve
 from flowerbed.rose.engine import Engine
@@ -47,7 +47,8 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("error: no GPU was found; kernels run on one only")
     folder = read_folder(resolve(options.folder))
-    engine = Engine.load(folder, device="cuda", dtype=DType.BFLOAT16)
+    off = BatchInvariant.OFF
+    engine = Engine.load(folder, device="cuda", dtype=DType.BFLOAT16, batch_invariant=off)
     where = {**machine.describe(), "gpu": torch.cuda.get_device_name()}
     encoder: Any = engine._encoder
     if not isinstance(encoder, Qwen3 | Bert):

@@ -78,6 +78,14 @@ class Attention(StrEnum):
     SDPA = "sdpa"
 
 
+class BatchInvariant(StrEnum):
+    """Whether a vector has the same bits alone and among others, on a GPU."""
+
+    AUTO = "auto"  # where 16 bits make too much of a difference otherwise: `rose.device.pick_batch_invariance`
+    ON = "on"
+    OFF = "off"
+
+
 class LogFormat(StrEnum):
     """How log lines look on stderr."""
 
@@ -208,6 +216,7 @@ class ServeConfig:
     device: str = DEFAULT_DEVICE  # auto, cpu, cuda or cuda:0,1
     dtype: DType = DType.AUTO
     attention: Attention = Attention.AUTO
+    batch_invariant: BatchInvariant = BatchInvariant.AUTO
     graph_capture: GraphCapture = GraphCapture.START
     graph_memory_mb: int = GRAPH_MEMORY_MB  # of one stream
     num_workers: int | None = None  # None: one on a CPU, one a GPU

@@ -56,6 +56,7 @@ _TABLES: dict[str, dict[str, _Key]] = {
         "device": _Key("device", commands=_ENGINE),
         "dtype": _Key("dtype", commands=_ENGINE),
         "attention": _Key("attention", commands=_ENGINE),
+        "batch_invariant": _Key("batch_invariant", commands=_ENGINE),
         "graph_capture": _Key("graph_capture", commands=_ENGINE),
         "graph_memory_mb": _Key("graph_memory_mb", _WHOLE, _ENGINE),
         "max_batch_tokens": _Key("max_batch_tokens", _WHOLE, _ENGINE),

@@ -50,6 +50,7 @@ def plan(config: ServeConfig, worker_devices: tuple[str, ...], folder: Path) -> 
         kind = device.partition(":")[0]  # it sees one GPU only
         options = ["--listen", address, "--device", kind, "--dtype", config.dtype.value]
         options += ["--attention", config.attention, "--graph-capture", config.graph_capture]
+        options += ["--batch-invariant", config.batch_invariant]
         options += ["--graph-memory-mb", str(config.graph_memory_mb)]
         options += ["--metrics-port", "0"]  # the gateway serves them
         if config.saturation_batch_tokens is not None:

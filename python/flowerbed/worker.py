@@ -18,7 +18,14 @@ from types import FrameType
 import numpy as np
 
 from flowerbed._core import InferenceServer
-from flowerbed.config import GPU_ONLINE_BATCH_TOKENS, Attention, DType, GraphCapture, WorkerConfig
+from flowerbed.config import (
+    GPU_ONLINE_BATCH_TOKENS,
+    Attention,
+    BatchInvariant,
+    DType,
+    GraphCapture,
+    WorkerConfig,
+)
 from flowerbed.devices import count_gpus
 from flowerbed.errors import ConfigError, FlowerbedError
 from flowerbed.folder import read_folder
@@ -46,6 +53,7 @@ def run(
     device: str,
     dtype: DType,
     attention: Attention,
+    batch_invariant: BatchInvariant,
     graph_capture: GraphCapture,
     graph_memory_mb: int,
     listen: str,
@@ -70,6 +78,7 @@ def run(
         device: auto, cpu, cuda or cuda:N.
         dtype: Of weights and activations.
         attention: What computes attention.
+        batch_invariant: Whether vectors have the same bits alone and among others.
         graph_capture: When steps of a GPU become CUDA graphs.
         graph_memory_mb: What the graphs of one stream may take.
         listen: `host:port` or `unix:path`.
@@ -95,7 +104,14 @@ def run(
         FlowerbedError: The model or a setting cannot be honoured, or an address cannot be bound.
     """
     folder = read_folder(resolve(model, revision=revision, progress=progress), prompts)
-    engine = Engine.load(folder, device=device, dtype=dtype, attention=attention, progress=progress)
+    engine = Engine.load(
+        folder,
+        device=device,
+        dtype=dtype,
+        attention=attention,
+        batch_invariant=batch_invariant,
+        progress=progress,
+    )
     info = engine.info()
     budget = max_batch_tokens or default_budget(
         info.device, info.space, engine.attention, engine.streams

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from flowerbed.config import DType, GraphCapture
+from flowerbed.config import BatchInvariant, DType, GraphCapture
 from flowerbed.folder import ModelFolder
 from flowerbed.rose.engine import Engine
 from flowerbed.rose.graphs import token_buckets
@@ -33,11 +33,17 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def eager(folder: ModelFolder) -> Engine:
-    return Engine.load(folder, device="cuda", dtype=DType.BFLOAT16)
+    return load(folder)
+
+
+def load(folder: ModelFolder) -> Engine:
+    """With all forms of steps; `test_batch_invariant_gpu.py` has those of the one form."""
+    off = BatchInvariant.OFF
+    return Engine.load(folder, device="cuda", dtype=DType.BFLOAT16, batch_invariant=off)
 
 
 def captured(folder: ModelFolder, when: GraphCapture) -> Engine:
-    engine = Engine.load(folder, device="cuda", dtype=DType.BFLOAT16)
+    engine = load(folder)
     engine.capture(online_tokens=256, normal_tokens=MAX_TOKENS, when=when, memory_limit=2 << 30)
     return engine
 

@@ -159,6 +159,8 @@ def test_a_text_alone_equals_the_same_among_others(model: Model) -> None:
     print(f"{model.name} {model.dtype}: alone {cosine:.7f}, top ten {overlap:.5f}", end=" ")
     assert cosine >= MIN_SAME[model.dtype]
     assert overlap >= MIN_OVERLAP[model.dtype]
+    if model.engine.batch_invariant:
+        assert model.alone.tobytes() == model.together.tobytes()
 
 
 def top_overlap(left: Rows, right: Rows) -> float:
@@ -174,9 +176,12 @@ def test_an_eager_step_equals_a_graphs(model: Model) -> None:
     eager = load(model.engine.folder.path, model.dtype)
     chosen = steps([len(sequence) for sequence in model.ids])[::20]
     found = np.concatenate([embed(eager, [model.ids[at] for at in step]) for step in chosen])
-    cosine = lowest_cosine(found, model.together[np.concatenate(chosen)])
+    expected = model.together[np.concatenate(chosen)]
+    cosine = lowest_cosine(found, expected)
     print(f"{model.name} {model.dtype}: eager {cosine:.7f} in {len(found)} texts", end=" ")
     assert cosine >= MIN_SAME[model.dtype]
+    if model.engine.batch_invariant:
+        assert found.tobytes() == expected.tobytes()
 
 
 def test_every_bucket_of_tokens_gives_the_same_rows(model: Model) -> None:
@@ -194,6 +199,8 @@ def test_every_bucket_of_tokens_gives_the_same_rows(model: Model) -> None:
             others = [rest[at : at + most] for at in range(0, len(rest), most)]
             rows = embed(model.engine, [*(model.ids[at] for at in kept), *others])
             worst = min(worst, lowest_cosine(rows[: len(kept)], model.alone[kept]))
+            if model.engine.batch_invariant:
+                assert rows[: len(kept)].tobytes() == model.alone[kept].tobytes(), total
             borders += 1
     print(f"{model.name} {model.dtype}: {borders} sizes {worst:.7f}", end=" ")
     assert borders > 60

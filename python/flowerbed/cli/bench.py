@@ -42,6 +42,7 @@ def engine(
     device: options.Device = config.DEFAULT_DEVICE,
     dtype: options.Dtype = config.DType.AUTO,
     attention: options.Attention = config.Attention.AUTO,
+    batch_invariant: options.BatchInvariant = config.BatchInvariant.AUTO,
     graph_capture: options.GraphCapture = config.GraphCapture.START,
     budgets: Annotated[
         list[int] | None,
@@ -76,7 +77,12 @@ def engine(
         folder = read_folder(hub.resolve(model, revision=revision, progress=fetching.advance))
     with Loading(folder.id, config.LogFormat.TEXT) as loading:
         measured = Engine.load(
-            folder, device=first, dtype=dtype, attention=attention, progress=loading.advance
+            folder,
+            device=first,
+            dtype=dtype,
+            attention=attention,
+            batch_invariant=batch_invariant,
+            progress=loading.advance,
         )
     by_default = knee.default_budget(first, measured.space, measured.attention, measured.streams)
     chosen = budgets or sorted({by_default, knee.default_saturation(first)})
@@ -134,6 +140,7 @@ def _conditions(measured: Engine, device: str, label: str) -> dict[str, Any]:
         "model": measured.folder.id,
         "dtype": str(measured.dtype),
         "attention": found.attention,
+        "batch_invariant": measured.batch_invariant,
         "commit": label,
     }
 

@@ -26,6 +26,7 @@ def doctor(
     device: options.Device = config.DEFAULT_DEVICE,
     dtype: options.Dtype = config.DType.AUTO,
     attention: options.Attention = config.Attention.AUTO,
+    batch_invariant: options.BatchInvariant = config.BatchInvariant.AUTO,
     host: options.Host = config.DEFAULT_HOST,
     port: options.Port = config.DEFAULT_PORT,
     max_batch_tokens: options.MaxBatchTokens = None,
@@ -69,7 +70,7 @@ def doctor(
         raise typer.Exit(0 if report.is_good else 1)
     if not as_json:
         print(_text(report))
-    measured = _measure(model, revision, device, dtype, attention, log_format)
+    measured = _measure(model, revision, device, dtype, attention, batch_invariant, log_format)
     if as_json:
         print(json.dumps({**report.as_dict(), "measured": measured.as_dict()}, indent=2))
     else:
@@ -133,6 +134,7 @@ def _measure(
     device: str,
     dtype: config.DType,
     attention: config.Attention,
+    batch_invariant: config.BatchInvariant,
     log_format: config.LogFormat,
 ) -> Measured:
     from flowerbed import devices, hub, knee
@@ -149,7 +151,12 @@ def _measure(
     folder = read_folder(resolved)
     with Loading(folder.id, log_format) as loading:
         engine = Engine.load(
-            folder, device=first, dtype=dtype, attention=attention, progress=loading.advance
+            folder,
+            device=first,
+            dtype=dtype,
+            attention=attention,
+            batch_invariant=batch_invariant,
+            progress=loading.advance,
         )
     best = ceilings(engine.device, TORCH_DTYPES[engine.dtype])
     points = measure(engine)

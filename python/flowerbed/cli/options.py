@@ -225,6 +225,13 @@ Attention = Annotated[
     config.Attention,
     typer.Option(envvar="FLOWERBED_ATTENTION", help="What computes attention on a GPU."),
 ]
+BatchInvariant = Annotated[
+    config.BatchInvariant,
+    typer.Option(
+        envvar="FLOWERBED_BATCH_INVARIANT",
+        help="Whether a vector has the same bits alone and among others; on a GPU, small steps are slower.",
+    ),
+]
 GraphCapture = Annotated[
     config.GraphCapture,
     typer.Option(

@@ -24,6 +24,7 @@ def serve(
     device: options.Device = config.DEFAULT_DEVICE,
     dtype: options.Dtype = config.DType.AUTO,
     attention: options.Attention = config.Attention.AUTO,
+    batch_invariant: options.BatchInvariant = config.BatchInvariant.AUTO,
     graph_capture: options.GraphCapture = config.GraphCapture.START,
     graph_memory_mb: options.GraphMemory = config.GRAPH_MEMORY_MB,
     num_workers: Annotated[
@@ -67,6 +68,7 @@ def serve(
         device=device,
         dtype=dtype,
         attention=attention,
+        batch_invariant=batch_invariant,
         graph_capture=graph_capture,
         graph_memory_mb=graph_memory_mb,
         num_workers=num_workers,

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-from flowerbed.config import Attention, DType
+from flowerbed.config import Attention, BatchInvariant, DType
 from flowerbed.errors import ConfigError, DeviceError
 from flowerbed.rose.kernels.attention import Backend
 from flowerbed.rose.kernels.flash_attention import EXTRAS, why_not
@@ -92,8 +92,51 @@ def pick_dtype(dtype: DType, device: torch.device) -> DType:
 
 def sum_in_float32() -> None:
     """Sums of products stay in fp32 to their end, in this process: cuBLAS would round parts of some sizes."""
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    _allow_in_sums(splits=True)
+
+
+def sum_in_one_order() -> None:
+    """As `sum_in_float32`, and no sum is split: its bits do not depend on the number of rows.
+
+    Only torch's cuBLASLt products can be told so; torch says on stderr, once, that choosing them is experimental.
+    """
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+    _allow_in_sums(splits=False)
+
+
+def _allow_in_sums(*, splits: bool) -> None:
+    # Whether parts may be rounded, and whether there may be parts; the latter can be refused of cuBLASLt alone.
+    allowed: Any = False if splits else (False, False)
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = allowed
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = allowed
+
+
+def pick_batch_invariance(
+    asked: BatchInvariant, backend: Backend, dtype: DType, *, is_post_norm: bool
+) -> bool:
+    """Whether a vector is to have the same bits alone and among others.
+
+    auto is yes for post-norm encoders in bfloat16, whose vectors are otherwise nearer than 0.9999 mostly and not always,
+    where the device can; and no elsewhere, since small steps take longer.
+
+    Args:
+        asked: Of the user.
+        backend: From `pick_attention`.
+        dtype: From `pick_dtype`.
+        is_post_norm: Whether norms stand after the residual is added, as in BERT.
+
+    Raises:
+        ConfigError: It was asked for, and some part of a step cannot give it.
+    """
+    is_served = backend is Backend.FLASH_ATTN_4 and dtype in (DType.BFLOAT16, DType.FLOAT16)
+    if asked is BatchInvariant.ON and not is_served:
+        raise ConfigError(
+            f"batch_invariant on needs flash-attn-4 and bfloat16 or float16, so a GPU of compute capability 9.0; "
+            f"this is {dtype} with attention by {backend}"
+        )
+    if asked is BatchInvariant.AUTO:
+        return is_served and is_post_norm and dtype is DType.BFLOAT16
+    return asked is BatchInvariant.ON
 
 
 def pick_attention(

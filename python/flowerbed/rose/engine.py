@@ -6,11 +6,19 @@ from one thread at a time.
 
 from __future__ import annotations
 
+import logging
 from typing import Protocol, Self
 
 import torch
 
-from flowerbed.config import CPU_BATCH_TOKENS, Attention, DType, GraphCapture, ModelInfo
+from flowerbed.config import (
+    CPU_BATCH_TOKENS,
+    Attention,
+    BatchInvariant,
+    DType,
+    GraphCapture,
+    ModelInfo,
+)
 from flowerbed.errors import ModelError
 from flowerbed.folder import ModelFolder
 from flowerbed.folder_files import canonical_sha256
@@ -18,9 +26,11 @@ from flowerbed.rose.bounds import Bounds
 from flowerbed.rose.device import (
     TORCH_DTYPES,
     pick_attention,
+    pick_batch_invariance,
     pick_device,
     pick_dtype,
     sum_in_float32,
+    sum_in_one_order,
 )
 from flowerbed.rose.graphs import StepSizes
 from flowerbed.rose.grouped import GroupedRunner
@@ -33,6 +43,8 @@ from flowerbed.rose.lazy import LazyTensor
 from flowerbed.rose.models.registry import Encoder, encoder_class
 from flowerbed.rose.weights import Progress, Weights
 
+log = logging.getLogger(__name__)
+
 WARM_UP_TOKENS = (1, *range(8, 65, 8), 128, 256, CPU_BATCH_TOKENS)
 
 
@@ -40,6 +52,7 @@ class Runner(Protocol):
     """Runs steps of one model on one device."""
 
     attention: Backend
+    batch_invariant: bool  # a vector has the same bits alone and among others
     streams: tuple[str, ...]
     steps_in_flight: int
 
@@ -69,6 +82,7 @@ class Engine:
         self.device = device
         self.dtype = dtype
         self.attention = runner.attention
+        self.batch_invariant = runner.batch_invariant
         self._encoder = encoder
         self._heads = heads
         self._runner = runner
@@ -83,6 +97,7 @@ class Engine:
         device: str = "auto",
         dtype: DType = DType.AUTO,
         attention: Attention = Attention.AUTO,
+        batch_invariant: BatchInvariant = BatchInvariant.AUTO,
         progress: Progress | None = None,
     ) -> Self:
         """Loads the weights and warms up.
@@ -92,11 +107,12 @@ class Engine:
             device: auto, cpu, cuda or cuda:N.
             dtype: Number format of weights and activations.
             attention: What computes attention.
+            batch_invariant: Whether a vector has the same bits alone and among others.
             progress: Called with the bytes loaded so far and the bytes in all.
 
         Raises:
             ModelError: The folder asks for something unsupported, or its weights do not fit it.
-            ConfigError: The device cannot compute in `dtype`, or not with that attention.
+            ConfigError: The device cannot compute in `dtype`, with that attention or batch-invariant.
             DeviceError: The device is not there.
         """
         target = pick_device(device)
@@ -104,7 +120,10 @@ class Engine:
         with torch.inference_mode():
             encoder, heads = _read(folder, target, chosen, progress)
             backend = pick_attention(attention, target, TORCH_DTYPES[chosen], encoder.head_dim)
-            runner = _runner(folder, encoder, heads, target, backend)
+            is_fixed = pick_batch_invariance(
+                batch_invariant, backend, chosen, is_post_norm=encoder.is_post_norm
+            )
+            runner = _runner(folder, encoder, heads, target, backend, batch_invariant=is_fixed)
         engine = cls(folder, encoder, heads, runner, target, chosen)
         engine.warm_up()
         return engine
@@ -148,7 +167,7 @@ class Engine:
     def kernels(self) -> tuple[str, ...]:
         """See `ModelFolder.space`."""
         if self.dtype is not DType.FP8:
-            return ()
+            return ("batch-invariant",) if self.batch_invariant else ()
         return (*scaled_linear.kernels(self.device), self.attention)
 
     @property
@@ -251,8 +270,13 @@ def _runner(
     heads: dict[str, Head],
     device: torch.device,
     backend: Backend,
+    *,
+    batch_invariant: bool,
 ) -> Runner:
-    if device.type == "cuda":
+    if batch_invariant:
+        log.info("batch-invariant: a text has the same vector, to the bit, alone and among others")
+        sum_in_one_order()
+    elif device.type == "cuda":
         sum_in_float32()
     if backend is Backend.SDPA:
         return GroupedRunner(encoder, heads, device, folder.quantizer)
@@ -261,5 +285,6 @@ def _runner(
     from flowerbed.rose.forward import RaggedModel
     from flowerbed.rose.ragged import RaggedRunner
 
-    model = RaggedModel(encoder, heads, backend, folder.text.max_length, folder.quantizer)
+    max_length = folder.text.max_length
+    model = RaggedModel(encoder, heads, backend, max_length, folder.quantizer, batch_invariant)
     return RaggedRunner(model, CudaDevice(device))

@@ -25,6 +25,7 @@ class RaggedModel:
     backend: Backend  # of attention, a ragged one
     max_seqlen: int  # tokens of the longest sequence that the model can take
     quantizer: Quantizer | None  # see `kernels.pack`
+    batch_invariant: bool = False  # rows have the same bits whatever else is in the step
 
     def forward(
         self,
@@ -45,9 +46,17 @@ class RaggedModel:
         """
         num_tokens = inputs.ids.shape[0]
         positions, token_types = token_places(inputs.cu_seqlens, inputs.pair_starts, num_tokens)
-        plan = AttentionPlan(self.backend, inputs.padded_cu_seqlens, max_seqlen, on_host=on_host)
-        hidden = self.encoder(inputs.ids, ForwardContext(positions, token_types, plan))
-        spans = SegmentSpans(inputs.segments, inputs.cu_seqlens, max_seqlen)
+        fixed = self.batch_invariant
+        plan = AttentionPlan(
+            self.backend,
+            inputs.padded_cu_seqlens,
+            num_tokens if fixed else max_seqlen,  # the padding of short steps may be longer
+            on_host=on_host,
+            batch_invariant=fixed,
+        )
+        context = ForwardContext(positions, token_types, plan, fixed)
+        hidden = self.encoder(inputs.ids, context)
+        spans = SegmentSpans(inputs.segments, inputs.cu_seqlens, max_seqlen, fixed)
         rows = self.heads[head](hidden, spans)
         quantizer = self.quantizer if head == EMBED_HEAD else None
         pack_rows_into(rows, inputs.formats, inputs.status_offset, result, quantizer)

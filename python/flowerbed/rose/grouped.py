@@ -25,6 +25,7 @@ class GroupedRunner:
     """Runs one step after the other."""
 
     attention = Backend.SDPA
+    batch_invariant = False
     streams: tuple[str, ...] = ("normal",)
     steps_in_flight = 1  # a stream
 

@@ -33,6 +33,7 @@ class RaggedRunner:
     def __init__(self, model: RaggedModel, device: Device) -> None:
         """Steps run eagerly until `capture` is called."""
         self.attention = model.backend
+        self.batch_invariant = model.batch_invariant
         self._lanes = {
             name: [Lane(model, device, is_urgent=name == "online") for _ in range(LANES[name])]
             for name in self.streams

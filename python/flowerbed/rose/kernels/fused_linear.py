@@ -19,6 +19,7 @@ from torch import Tensor
 from flowerbed.rose.kernels.activation import Approximation, bias_gelu, swiglu
 from flowerbed.rose.kernels.backend import LOAD_ERRORS, first_line, use_triton
 from flowerbed.rose.kernels.linear import linear
+from flowerbed.rose.kernels.ordered_linear import ordered_linear
 
 log = logging.getLogger(__name__)
 
@@ -73,34 +74,51 @@ class NormRopeWeights(NamedTuple):
     eps: float
 
 
-def linear_swiglu(x: Tensor, weight: Tensor) -> Tensor:
+def linear_swiglu(x: Tensor, weight: Tensor, *, batch_invariant: bool = False) -> Tensor:
     """silu(gate) * up.
 
     Args:
         x: [num_rows, in_features].
         weight: From `pack_weight`, [2 * intermediate, in_features], rows of the gate first.
+        batch_invariant: The same kernel for any number of rows.
 
     Returns:
         [num_rows, intermediate], dtype of x.
     """
-    if _fuses(SWIGLU, x, weight):
+    if _fuses(SWIGLU, x, weight, 1 if batch_invariant else None):
         return quack_linear().linear_swiglu(x, weight, SWIGLU.tile)
-    return swiglu(linear(x, weight, None))
+    multiply = ordered_linear if batch_invariant else linear
+    return swiglu(multiply(x, weight, None))
 
 
-def linear_activation(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    """`linear`, with as much as possible in its kernel or the one after it."""
+def linear_activation(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    *,
+    batch_invariant: bool = False,
+) -> Tensor:
+    """`linear`, with as much as possible in its kernel or the one after it.
+
+    batch_invariant: A row has the same bits in any number of rows; see `ordered_linear`.
+    """
+    multiply = ordered_linear if batch_invariant else linear
     if activation not in GELUS or not use_triton(x):
-        return linear(x, weight, bias, activation)
+        return multiply(x, weight, bias, activation)
     approximate = GELUS[activation]
-    if bias is not None and approximate == "none" and _fuses(BIAS_GELU, x, weight):
+    min_rows = 1 if batch_invariant else None
+    if bias is not None and approximate == "none" and _fuses(BIAS_GELU, x, weight, min_rows):
         return quack_linear().linear_gelu(x, weight, bias, BIAS_GELU.tile)
-    return bias_gelu(linear(x, weight, None), bias, approximate)
+    return bias_gelu(multiply(x, weight, None), bias, approximate)
 
 
-def fuses_norm_rope(x: Tensor, weights: NormRopeWeights | None) -> bool:
-    """Whether `linear_norm_rope` is faster than its steps for x, [num_rows, in_features]."""
-    return weights is not None and _fuses(NORM_ROPE, x, weights.rows)
+def fuses_norm_rope(
+    x: Tensor, weights: NormRopeWeights | None, *, batch_invariant: bool = False
+) -> bool:
+    """Whether `linear_norm_rope` is to be used: where it is faster for x, [num_rows, in_features], or for all x."""
+    min_rows = 1 if batch_invariant else None
+    return weights is not None and _fuses(NORM_ROPE, x, weights.rows, min_rows)
 
 
 def linear_norm_rope(x: Tensor, weights: NormRopeWeights, positions: Tensor) -> Tensor:

@@ -112,6 +112,8 @@ def pool_segments(
     cu_seqlens: Tensor,
     modes: tuple[str, ...],
     max_length: int | None = None,
+    *,
+    batch_invariant: bool = False,
 ) -> Tensor:
     """`pool` by tables on the device, so that a CUDA graph may hold it.
 
@@ -122,6 +124,7 @@ def pool_segments(
         cu_seqlens: [num_sequences + 1] int32, for the positions of weightedmean.
         modes: Keys of `POOLERS`.
         max_length: What kernels are chosen for, tokens of the longest segment; None: all of the step.
+        batch_invariant: Sums are added up in an order that is the segment's alone.
 
     Returns:
         [num_segments, hidden * len(modes)] float32.
@@ -129,7 +132,9 @@ def pool_segments(
     if use_triton(hidden):
         from flowerbed.rose.kernels import triton_pooling
 
-        return triton_pooling.pool_segments(hidden, segments, cu_seqlens, modes, max_length)
+        return triton_pooling.pool_segments(
+            hidden, segments, cu_seqlens, modes, max_length, batch_invariant=batch_invariant
+        )
     starts, ends = segments.long().unbind(1)
     tokens = torch.arange(hidden.shape[0], device=hidden.device)
     is_inside = (tokens >= starts.unsqueeze(1)) & (tokens < ends.unsqueeze(1))

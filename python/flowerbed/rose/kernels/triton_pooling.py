@@ -269,6 +269,8 @@ def pool_segments(
     cu_seqlens: Tensor,
     modes: tuple[str, ...],
     max_length: int | None = None,
+    *,
+    batch_invariant: bool = False,
 ) -> Tensor:
     """See `pooling.pool_segments`."""
     num_tokens, num_columns = hidden.shape
@@ -278,8 +280,8 @@ def pool_segments(
         return out
     reads_all = any(mode not in ("cls", "lasttoken") for mode in modes)
     longest = num_tokens if max_length is None else max_length
-    splits = num_splits(longest, num_rows) if reads_all else 1
-    is_short = longest <= SHORT_BLOCK_TOKENS
+    splits = num_splits(longest, num_rows) if reads_all and not batch_invariant else 1
+    is_short = longest <= SHORT_BLOCK_TOKENS and not batch_invariant
     partials = out if splits == 1 else out.new_empty(num_rows, splits, 3, num_columns)
     arguments = (
         hidden,

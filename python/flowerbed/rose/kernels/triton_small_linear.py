@@ -30,6 +30,8 @@ ROWS = 64
 tokens takes 691 µs, one of 32 in programs of 32 took 736 (one H200)."""
 MIN_COLUMNS = 32
 """Of a program; by them parts are counted."""
+NARROW_COLUMNS = 16
+"""Of a program where they would be too few."""
 INNER_BYTES = 256
 """What a program takes of each row at once."""
 NUM_STAGES, NUM_WARPS = 4, 4
@@ -138,10 +140,12 @@ class _Tile(NamedTuple):
     inner: int
 
 
-def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """See `small_linear.small_linear`."""
+def small_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, is_narrow: bool = False
+) -> Tensor:
+    """See `small_linear.small_linear`. With `is_narrow`, programs may be narrower; no bit depends on it."""
     out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
-    _linear(x, weight, bias, out)
+    _linear(x, weight, bias, out, is_narrow=is_narrow)
     return out
 
 
@@ -206,12 +210,16 @@ def _linear(
     *,
     num_parts: int = 1,
     activation: str = "identity",
+    is_narrow: bool = False,
 ) -> None:
     check_contiguous("x", x)
     check_contiguous("weight", weight)
     num_tokens, width = x.shape
     num_columns = weight.shape[0]
     tile = _tile(x, num_tokens)
+    programs = triton.cdiv(num_columns, tile.columns) * triton.cdiv(num_tokens, tile.rows)
+    if is_narrow and 2 * programs < PROCESSORS:
+        tile = tile._replace(columns=NARROW_COLUMNS)
     early = starts_early(x.device)
     # A thread's share of a row of the part should be whole vectors of 16 bytes.
     threads = 32 * NUM_WARPS // tile.columns
@@ -253,6 +261,7 @@ _FORMS = [  # activation, has a bias, parts, N, K, columns
     ("identity", True, 2, 312, 1200, 64),
     ("gelu", True, 1, 3072, 768, 64),
     ("gelu_tanh", True, 1, 1536, 384, 32),
+    ("identity", False, 1, 1024, 3072, NARROW_COLUMNS),
 ]
 COMPILE_CASES = {
     "_linear_kernel": [

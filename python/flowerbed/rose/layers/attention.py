@@ -45,8 +45,11 @@ class SelfAttention:
 
     def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:
         """x: [num_tokens, hidden]; returns the same shape."""
-        query, key, value = self.qkv(x).view(x.shape[0], 3, self.num_heads, -1).unbind(1)
-        return self.output(attention(query, key, value, context.attention))
+        fixed = context.batch_invariant
+        qkv = self.qkv(x, batch_invariant=fixed)
+        query, key, value = qkv.view(x.shape[0], 3, self.num_heads, -1).unbind(1)
+        mixed = attention(query, key, value, context.attention)
+        return self.output(mixed, batch_invariant=fixed)
 
     def small_step(self, x: Tensor, context: ForwardContext) -> Tensor:
         """As a call, for x that `small_linear.is_small_step` accepts; returns parts to be added up."""

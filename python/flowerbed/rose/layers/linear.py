@@ -17,6 +17,8 @@ class Linear:
         self.bias = bias
         self.activation = activation
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x: [num_rows, in_features]; returns [num_rows, out_features]."""
-        return linear_activation(x, self.weight, self.bias, self.activation)
+    def __call__(self, x: Tensor, *, batch_invariant: bool = False) -> Tensor:
+        """x: [num_rows, in_features]; returns [num_rows, out_features]. With `batch_invariant`, see `ordered_linear`."""
+        return linear_activation(
+            x, self.weight, self.bias, self.activation, batch_invariant=batch_invariant
+        )

@@ -30,9 +30,10 @@ class FeedForward:
         )
         self.has_small_step = activation in GELUS
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, *, batch_invariant: bool = False) -> Tensor:
         """x: [num_tokens, hidden]; returns the same shape."""
-        return self.down(self.up(x))
+        inner = self.up(x, batch_invariant=batch_invariant)
+        return self.down(inner, batch_invariant=batch_invariant)
 
     def small_step(self, x: Tensor) -> Tensor:
         """As a call, for x that `small_linear.is_small_step` accepts; returns parts to be added up."""
@@ -53,9 +54,10 @@ class GatedFeedForward:
         self.gate_up = Linear(torch.cat(parts), None)
         self.down = Linear(weights.take(f"{name}.down_proj.weight", hidden, intermediate), None)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, *, batch_invariant: bool = False) -> Tensor:
         """x: [num_tokens, hidden]; returns the same shape."""
-        return self.down(linear_swiglu(x, self.gate_up.weight))
+        inner = linear_swiglu(x, self.gate_up.weight, batch_invariant=batch_invariant)
+        return self.down(inner, batch_invariant=batch_invariant)
 
     def small_step(self, x: Tensor) -> Tensor:
         """As a call, for x that `small_linear.is_small_step` accepts; returns parts to be added up."""

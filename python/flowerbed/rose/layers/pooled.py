@@ -25,6 +25,7 @@ class SegmentSpans:
     table: Tensor  # [num_rows, 2] int32, first token and the one after the last
     cu_seqlens: Tensor  # [num_slots + 1] int32
     max_seqlen: int  # no sequence is longer
+    batch_invariant: bool = False  # rows have the same bits whatever else is in the step
 
 
 Segments = SegmentTable | SegmentSpans
@@ -55,12 +56,19 @@ class EmbedHead:
         """hidden: [num_tokens, hidden]; returns [num_segments, dimensions] float32."""
         if isinstance(segments, SegmentTable):
             rows = pool(hidden, segments, self.modes)
+            fixed = False
         else:
+            fixed = segments.batch_invariant
             rows = pool_segments(
-                hidden, segments.table, segments.cu_seqlens, self.modes, segments.max_seqlen
+                hidden,
+                segments.table,
+                segments.cu_seqlens,
+                self.modes,
+                segments.max_seqlen,
+                batch_invariant=fixed,
             )
         for step in self.steps:
-            rows = step(rows)
+            rows = step(rows, batch_invariant=fixed) if isinstance(step, Linear) else step(rows)
         return rows
 
 

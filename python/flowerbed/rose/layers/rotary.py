@@ -72,10 +72,11 @@ class RotaryAttention:
         """x: [num_tokens, hidden]; returns the same shape."""
         shape = self.shape
         heads = (shape.num_heads, shape.num_kv_heads)
-        if self.fused is not None and fuses_norm_rope(x, self.fused):
+        fixed = context.batch_invariant
+        if self.fused is not None and fuses_norm_rope(x, self.fused, batch_invariant=fixed):
             qkv = linear_norm_rope(x, self.fused, context.positions)
         else:
-            qkv = self.qkv(x)
+            qkv = self.qkv(x, batch_invariant=fixed)
             qk_norm_rope_(
                 qkv,
                 context.positions,
@@ -88,11 +89,10 @@ class RotaryAttention:
         query, key, value = qkv.view(x.shape[0], -1, shape.head_dim).split(
             (*heads, heads[1]), dim=1
         )
-        return self.output(
-            attention(
-                query, key, value, context.attention, causal=shape.causal, window=shape.window
-            )
+        mixed = attention(
+            query, key, value, context.attention, causal=shape.causal, window=shape.window
         )
+        return self.output(mixed, batch_invariant=fixed)
 
     def small_step(self, x: Tensor, context: ForwardContext) -> Tensor:
         """As a call, for x that `small_linear.is_small_step` accepts; returns parts to be added up."""

@@ -91,6 +91,7 @@ class Bert:
     """Token ids to hidden states."""
 
     PREFIX = "bert."
+    is_post_norm = True
     HEADS = ("cls.",)  # beside the prefix: of other tasks, not loaded
 
     def __init__(self, config: JsonObject, weights: Weights) -> None:
@@ -123,7 +124,7 @@ class Bert:
     def __call__(self, ids: Tensor, context: ForwardContext) -> Tensor:
         """ids: [num_tokens] int64; returns [num_tokens, hidden]."""
         x = self.embed(ids, context)
-        is_small = is_small_step(x, self.small_step_tokens)
+        is_small = not context.batch_invariant and is_small_step(x, self.small_step_tokens)
         for layer in self.layers:
             x = (layer.small_step if is_small and layer.has_small_step else layer)(x, context)
         if self.scaled_layers:
@@ -169,7 +170,8 @@ class BertLayer:
     def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:
         """x: [num_tokens, hidden]; returns the same shape."""
         x = self.attention_norm(self.attention(x, context), residual=x)
-        return self.output_norm(self.feed_forward(x), residual=x)
+        inner = self.feed_forward(x, batch_invariant=context.batch_invariant)
+        return self.output_norm(inner, residual=x)
 
     def small_step(self, x: Tensor, context: ForwardContext) -> Tensor:
         """As a call, for x that `small_linear.is_small_step` accepts, where `has_small_step`."""

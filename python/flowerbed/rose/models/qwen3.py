@@ -98,6 +98,8 @@ class Qwen3Config:
 class Qwen3:
     """Token ids to hidden states."""
 
+    is_post_norm = False
+
     def __init__(self, config: JsonObject, weights: Weights) -> None:
         """Loads the weights; ModelError if one is missing, unknown or has another shape."""
         self.config = read = Qwen3Config.read(config)
@@ -129,7 +131,7 @@ class Qwen3:
         if self.scaled_layers:
             return self._in_8_bits(residual, context)
         x = self.input_norm(residual)
-        is_small = is_small_step(x, self.small_step_tokens)
+        is_small = not context.batch_invariant and is_small_step(x, self.small_step_tokens)
         for layer in self.layers:
             x = (layer.small_step if is_small else layer)(x, residual, context)
         return x
@@ -182,7 +184,8 @@ class Qwen3Layer:
             context: Where the tokens stand.
         """
         x = self.attention_norm.add(self.attention(x, context), residual)
-        return self.next_norm.add(self.feed_forward(x), residual)
+        inner = self.feed_forward(x, batch_invariant=context.batch_invariant)
+        return self.next_norm.add(inner, residual)
 
     def small_step(self, x: Tensor, residual: Tensor, context: ForwardContext) -> Tensor:
         """As a call, for x that `small_linear.is_small_step` accepts."""

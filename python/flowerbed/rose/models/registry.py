@@ -33,6 +33,7 @@ class Encoder(Protocol):
     vocab_rows: int
     max_positions: int  # tokens of the longest sequence that it has positions for
     head_dim: int
+    is_post_norm: bool  # norms stand after the residual is added
     attention_scale: float  # L*, tokens: dense FLOPs a token / (4 * heads * head_dim * layers)
 
     def __call__(self, ids: Tensor, context: ForwardContext) -> Tensor:

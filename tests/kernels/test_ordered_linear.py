@@ -1,0 +1,86 @@
+"""Products and pooling of batch-invariant steps: a row has the same bits among few rows and among many."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flowerbed.rose.kernels import triton_pooling, triton_small_linear
+from flowerbed.rose.kernels.linear import linear
+from flowerbed.rose.kernels.ordered_linear import MAX_FEW_ROWS, ordered_linear
+from flowerbed.rose.kernels.pooling import POOLERS
+from rounding import assert_rounded_once
+
+DTYPES = {"cpu": (torch.float32, torch.float16), "cuda": (torch.float32, torch.bfloat16)}
+SHAPES = {
+    "cpu": [(24, 80), (40, 136)],
+    "cuda": [(1024, 3072), (768, 3072), (2304, 768), (384, 1536)],
+}
+"""Outputs and inputs."""
+COUNTS = {"cpu": (1, 3, 17, 65, 70), "cuda": (1, 8, 64, 65, 128, 192, 193, 256, 1_000, 4_096)}
+"""Rows of a product."""
+
+
+@pytest.fixture(autouse=True)
+def sums_in_one_order():
+    """cuBLAS as of a batch-invariant engine; what other tests have afterwards is what they had."""
+    from flowerbed.rose.device import sum_in_float32, sum_in_one_order
+
+    if torch.cuda.is_available():
+        sum_in_one_order()
+    yield
+    if torch.cuda.is_available():
+        sum_in_float32()
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_row_is_the_same_among_few_and_among_many(device, has_bias):
+    counts = COUNTS[device.type]
+    for dtype in DTYPES[device.type]:
+        for outputs, inputs in SHAPES[device.type]:
+            torch.manual_seed(outputs)
+            x = torch.randn(counts[-1], inputs).to(dtype).to(device)
+            weight = (torch.randn(outputs, inputs) / inputs**0.5).to(dtype).to(device)
+            bias = torch.randn(outputs).to(dtype).to(device) if has_bias else None
+            # On a CPU the kernel itself, interpreted; on a GPU what chooses between it and cuBLAS.
+            multiply = ordered_linear if device.type == "cuda" else triton_small_linear.small_linear
+            many = multiply(x, weight, bias)
+            for count in counts[:-1]:
+                assert torch.equal(multiply(x[:count], weight, bias), many[:count]), (dtype, count)
+
+
+def test_sums_are_rounded_once(device):
+    torch.manual_seed(3)
+    x, weight = torch.randn(7, 80), torch.randn(24, 80) / 80**0.5
+    for dtype in DTYPES[device.type]:
+        values = x.to(dtype), weight.to(dtype)
+        found = triton_small_linear.small_linear(
+            *(part.to(device) for part in values), is_narrow=True
+        )
+        assert_rounded_once(found, values[0].float() @ values[1].float().T)
+
+
+def test_without_a_gpu_it_is_the_product_of_torch():
+    x, weight, bias = torch.randn(MAX_FEW_ROWS + 1, 8), torch.randn(4, 8), torch.randn(4)
+    for activation in ("identity", "relu"):
+        found = ordered_linear(x, weight, bias, activation)
+        assert torch.equal(found, linear(x, weight, bias, activation))
+
+
+def test_a_segment_has_the_same_row_in_a_step_of_any_size(device):
+    torch.manual_seed(5)
+    lengths = [1, 40, 64, 130, 700] if device.type == "cpu" else [1, 40, 64, 130, 700, 5_000]
+    hidden = torch.randn(sum(lengths), 37).to(device)
+    modes = tuple(POOLERS)
+    starts = torch.tensor([0, *lengths]).cumsum(0).int()
+    bounds = torch.stack([starts[:-1], starts[1:]], dim=1)
+    together = triton_pooling.pool_segments(
+        hidden, bounds.to(device), starts.to(device), modes, batch_invariant=True
+    )
+    for number, (start, end) in enumerate(bounds.tolist()):
+        length = end - start
+        own = torch.tensor([[0, length]], dtype=torch.int32, device=device)
+        alone = triton_pooling.pool_segments(
+            hidden[start:end].contiguous(), own, own[0], modes, length, batch_invariant=True
+        )
+        assert torch.equal(alone[0], together[number]), length
