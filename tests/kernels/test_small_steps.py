@@ -21,8 +21,8 @@ SHAPES = [(1, 48, 64), (17, 40, 96), (33, 130, 36), (70, 64, 128)]
 """Tokens, outputs, inputs."""
 GPU_SHAPES = [(17, 40, 96), (33, 130, 36), (32, 1024, 2048), (128, 1024, 3072)]
 BIAS_GPU_SHAPES = [(1, 40, 96), (33, 130, 36), (64, 1200, 312), (32, 312, 1200), (128, 768, 3072)]
-DTYPES = {"cpu": (torch.float32, torch.float16), "cuda": (torch.bfloat16,)}
-"""On a GPU small steps are in 16 bits, and each dtype takes seconds to compile."""
+DTYPES = {"cpu": (torch.float32, torch.float16), "cuda": (torch.bfloat16, torch.float16)}
+"""On a GPU small steps are in 16 bits."""
 SHARE_ERROR = 4e-3
 """Of attention in 16 bits, where probabilities are rounded before they weigh values."""
 HEADS = [(4, 2, 32), (3, 1, 24), (2, 2, 64)]

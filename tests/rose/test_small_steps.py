@@ -151,15 +151,16 @@ def test_vectors_of_small_steps_on_a_gpu(gpu_folder, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16])
 @pytest.mark.parametrize("name", GPU_ENCODERS)
-def test_vectors_of_small_steps_of_bert_on_a_gpu(tmp_path, monkeypatch, name):
+def test_vectors_of_small_steps_of_bert_on_a_gpu(tmp_path, monkeypatch, name, dtype):
     kind, settings = GPU_ENCODERS[name]
-    check_vectors(small_model(kind, tmp_path / name, **settings), monkeypatch)
+    check_vectors(small_model(kind, tmp_path / name, **settings), monkeypatch, dtype)
 
 
-def check_vectors(folder, monkeypatch):
+def check_vectors(folder, monkeypatch, dtype=DType.BFLOAT16):
     exact = Engine.load(folder, device="cpu")
-    engine = Engine.load(folder, device="cuda", dtype=DType.BFLOAT16)
+    engine = Engine.load(folder, device="cuda", dtype=dtype)
     steps = [random_ids(lengths, 1_000) for lengths in BATCHES]
     found = [engine_rows(engine, step) for step in steps]
     for step, rows in zip(steps, found, strict=True):

@@ -100,7 +100,7 @@ class Engine:
             DeviceError: The device is not there.
         """
         target = pick_device(device)
-        chosen = pick_dtype(dtype, target)
+        chosen = pick_dtype(dtype, target, encoder_class(folder.config).gpu_dtype)
         with torch.inference_mode():
             encoder, heads = _read(folder, target, chosen, progress)
             backend = pick_attention(attention, target, TORCH_DTYPES[chosen], encoder.head_dim)
@@ -211,9 +211,11 @@ class Engine:
             statuses = self.step(batch).numpy()[batch.num_result_bytes :]
             if statuses.any():
                 what = "not finite" if STATUS_NOT_FINITE in statuses else "all zero"
+                is_narrow = self.dtype is DType.FLOAT16
+                other = "--dtype bfloat16 or float32" if is_narrow else "another --dtype"
                 raise ModelError(
                     f"{self.folder.id} in {self.dtype} gives a vector that is {what} for a plain "
-                    "input: its weights are damaged, or need another --dtype"
+                    f"input: its weights are damaged, or need {other}"
                 )
 
 

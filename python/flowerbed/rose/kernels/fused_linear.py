@@ -1,6 +1,6 @@
 """Products of many rows with the element-wise work that follows them, in one kernel where that is faster.
 
-That is on Hopper GPUs in bfloat16 with quack-kernels, which flash-attn-4 brings along. Elsewhere, and
+That is on Hopper GPUs in 16 bits with quack-kernels, which flash-attn-4 brings along. Elsewhere, and
 for fewer rows, the same is done in steps. Sums are in fp32, and rounded before more is done with them, in
 one kernel as in two. Knows no models. Called by `layers`.
 """
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 QUACK = "0.6."
 """Versions whose inner interfaces `quack_linear` is written for."""
 HOPPER = 9
+FUSED_DTYPES = (torch.bfloat16, torch.float16)
 HEAD_DIM = 128
 """The head size that the kernel with norm and rotation serves: columns of its tile."""
 MULTIPLE = 64
@@ -157,7 +158,7 @@ def norm_rope_weights(
 
 def fuses_products(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether there are kernels for this device and number format; says so once."""
-    return device.type == "cuda" and dtype == torch.bfloat16 and _has_kernels(device)
+    return device.type == "cuda" and dtype in FUSED_DTYPES and _has_kernels(device)
 
 
 @cache

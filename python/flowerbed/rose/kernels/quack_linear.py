@@ -56,18 +56,18 @@ class Kernel:
 
 
 @cache
-def _swiglu(tile: Tile, _dtype: torch.dtype, _device: torch.device) -> Kernel:
-    return Kernel(quack_epilogues.swiglu, tile, halves=True)
+def _swiglu(tile: Tile, dtype: torch.dtype, _device: torch.device) -> Kernel:
+    return Kernel(quack_epilogues.swiglu(dtype), tile, halves=True)
 
 
 @cache
-def _bias_gelu(tile: Tile, _dtype: torch.dtype, _device: torch.device) -> Kernel:
-    return Kernel(quack_epilogues.bias_gelu, tile)
+def _bias_gelu(tile: Tile, dtype: torch.dtype, _device: torch.device) -> Kernel:
+    return Kernel(quack_epilogues.bias_gelu(dtype), tile)
 
 
 @cache
-def _norm_rope(eps: float, tile: Tile, _dtype: torch.dtype, _device: torch.device) -> Kernel:
-    return Kernel(quack_epilogues.norm_rope(eps), tile)
+def _norm_rope(eps: float, tile: Tile, dtype: torch.dtype, _device: torch.device) -> Kernel:
+    return Kernel(quack_epilogues.norm_rope(eps, dtype), tile)
 
 
 @cache

@@ -7,10 +7,11 @@ of pooling or of who calls. Made by `engine` through `registry`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 from torch import Tensor
 
+from flowerbed.config import DType
 from flowerbed.errors import ModelError
 from flowerbed.folder_files import JsonObject, check_supported, positive, setting
 from flowerbed.rose.inputs import ForwardContext
@@ -90,6 +91,7 @@ class BertConfig:
 class Bert:
     """Token ids to hidden states."""
 
+    gpu_dtype: ClassVar[DType] = DType.FLOAT16
     PREFIX = "bert."
     HEADS = ("cls.",)  # beside the prefix: of other tasks, not loaded
 
