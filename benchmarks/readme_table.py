@@ -18,7 +18,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "h200.jsonl"
 BEGIN = "<!-- figures: made by benchmarks/readme_table.py -->"
 END = "<!-- end of figures -->"
 FOLDER_COMMAND = "python benchmarks/random_models.py SHAPE FOLDER"
-ENGINE_COMMAND = "flowerbed bench engine FOLDER --budget 4672 --budget 16384"
+ENGINE_COMMAND = "flowerbed bench engine FOLDER --dtype bfloat16 --budget 4672 --budget 16384"
 SERVING_COMMAND = "python benchmarks/serving_gpu.py FOLDER"
 Row = dict[str, Any]
 

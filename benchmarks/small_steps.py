@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from flowerbed.config import BatchInvariant, DType
+from flowerbed.config import BatchInvariant
 from flowerbed.folder import read_folder
 from flowerbed.hub import resolve
 from flowerbed.rose.engine import Engine
@@ -47,9 +47,8 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("error: no GPU was found; kernels run on one only")
     folder = read_folder(resolve(options.folder))
-    off = BatchInvariant.OFF
-    engine = Engine.load(folder, device="cuda", dtype=DType.BFLOAT16, batch_invariant=off)
-    where = {**machine.describe(), "gpu": torch.cuda.get_device_name()}
+    engine = Engine.load(folder, device="cuda", batch_invariant=BatchInvariant.OFF)
+    where = {**machine.describe(), "gpu": torch.cuda.get_device_name(), "dtype": str(engine.dtype)}
     encoder: Any = engine._encoder
     if not isinstance(encoder, Qwen3 | Bert):
         raise SystemExit("error: this model has no form for small steps")
@@ -84,7 +83,7 @@ def _qwen3_kernels(
     config = encoder.config
     heads = config.num_heads, config.num_kv_heads
     x, mixed, inner, qkv = (
-        torch.randn(num_tokens, width, dtype=torch.bfloat16)
+        torch.randn(num_tokens, width, dtype=encoder.words.dtype)
         for width in (
             config.hidden,
             heads[0] * config.head_dim,
@@ -134,7 +133,7 @@ def _bert_kernels(
     """As `_qwen3_kernels`."""
     hidden, intermediate = encoder.config.hidden, encoder.config.intermediate
     x, mixed, inner, qkv = (
-        torch.randn(num_tokens, width, dtype=torch.bfloat16)
+        torch.randn(num_tokens, width, dtype=encoder.embedding.words.dtype)
         for width in (hidden, hidden, intermediate, 3 * hidden)
     )
     first = encoder.layers[0]

@@ -91,6 +91,14 @@ def test_a_kernel_is_chosen_by_rows_format_and_sizes(num_rows, shape, dtype, fus
     assert fused_linear._fuses(choice, x, weight) is fuses
 
 
+def test_16_bits_have_fused_kernels_on_a_GPU_that_has_them(monkeypatch):
+    monkeypatch.setattr(fused_linear, "_has_kernels", lambda device: True)
+    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    assert [fused_linear.fuses_products(gpu, dtype) for dtype in dtypes] == [False, True, True]
+    assert not any(fused_linear.fuses_products(cpu, dtype) for dtype in dtypes)
+
+
 @pytest.mark.parametrize(
     ("capability", "found", "level", "words"),
     [
@@ -160,18 +168,24 @@ def quack():
     return device
 
 
-def assert_near(found, expected):
-    """bfloat16 of values in fp32: 1.7e-3 of the norm is the rounding's.
+FINER = {torch.bfloat16: 1, torch.float16: 8}
+"""How many steps of a format one of bfloat16 is."""
 
-    One sum in thousands lies so near to a tie that another order of adding rounds it the other way.
+
+def assert_near(found, expected, dtype):
+    """16 bits of values in fp32: of the norm, 1.7e-3 is bfloat16's rounding, an eighth float16's.
+
+    One sum in thousands lies so near to a tie that another order of adding rounds it the other way, eight
+    times as many where steps are that much finer.
     """
-    assert found.dtype == torch.bfloat16
+    finer = FINER[dtype]
+    assert found.dtype == dtype
     assert found.isfinite().all()
     error = torch.linalg.vector_norm(found.float() - expected)
-    assert error <= 1.8e-3 * torch.linalg.vector_norm(expected)
-    is_other = (found.float() - expected).abs() > 2**-8 * expected.abs() + 1e-3
-    assert is_other.float().mean() <= 1e-3
-    torch.testing.assert_close(found.float(), expected, rtol=2**-6, atol=2e-2)
+    assert error <= 1.8e-3 / finer * torch.linalg.vector_norm(expected)
+    is_other = (found.float() - expected).abs() > (2**-8 * expected.abs() + 1e-3) / finer
+    assert is_other.float().mean() <= 1e-3 * finer
+    torch.testing.assert_close(found.float(), expected, rtol=2**-6 / finer, atol=2e-2 / finer)
 
 
 ROWS = (1, 63, 333, 2_049)
@@ -186,28 +200,31 @@ def poison(device):
 
 @pytest.mark.gpu
 @WARNS
+@pytest.mark.parametrize("dtype", FINER)
 @pytest.mark.parametrize(("hidden", "inner"), SIZES)
-def test_feed_forward_kernels_round_their_sums_and_their_results(hidden, inner, quack, monkeypatch):
+def test_feed_forward_kernels_round_their_sums_and_their_results(
+    hidden, inner, dtype, quack, monkeypatch
+):
     for name in ("SWIGLU", "BIAS_GELU"):
         choice = getattr(fused_linear, name)
         monkeypatch.setattr(fused_linear, name, choice._replace(min_rows=1))
     torch.manual_seed(hidden)
-    weight = torch.randn(2 * inner, hidden, device=quack, dtype=torch.bfloat16) / hidden**0.5
-    bias = torch.randn(2 * inner, device=quack, dtype=torch.bfloat16)
+    weight = torch.randn(2 * inner, hidden, device=quack, dtype=dtype) / hidden**0.5
+    bias = torch.randn(2 * inner, device=quack, dtype=dtype)
     for num_rows in ROWS:
-        x = torch.randn(num_rows, hidden, device=quack, dtype=torch.bfloat16)
+        x = torch.randn(num_rows, hidden, device=quack, dtype=dtype)
         sums = (x.float() @ weight.float().T).to(x.dtype).float()
         poison(quack)
         gate, up = sums.chunk(2, dim=1)
         found = fused_linear.linear_swiglu(x, weight)
-        assert_near(found, functional.silu(gate) * up)
+        assert_near(found, functional.silu(gate) * up, dtype)
         expected = functional.gelu(sums + bias.float())
-        assert_near(fused_linear.linear_activation(x, weight, bias, "gelu"), expected)
+        assert_near(fused_linear.linear_activation(x, weight, bias, "gelu"), expected, dtype)
         monkeypatch.setattr(
             fused_linear, "BIAS_GELU", fused_linear.BIAS_GELU._replace(min_rows=1 << 30)
         )
         in_steps = fused_linear.linear_activation(x, weight, bias, "gelu")
-        assert_near(in_steps, expected)
+        assert_near(in_steps, expected, dtype)
         monkeypatch.setattr(fused_linear, "BIAS_GELU", fused_linear.BIAS_GELU._replace(min_rows=1))
         # A row alone is the row among others.
         assert torch.equal(fused_linear.linear_swiglu(x[-1:], weight), found[-1:])
@@ -215,14 +232,15 @@ def test_feed_forward_kernels_round_their_sums_and_their_results(hidden, inner, 
 
 @pytest.mark.gpu
 @WARNS
-def test_norm_and_rotation_round_their_sums_and_their_results(quack):
-    x, weight, norms, positions = rope_tensors(2_049, 1_024, torch.bfloat16, quack)
+@pytest.mark.parametrize("dtype", FINER)
+def test_norm_and_rotation_round_their_sums_and_their_results(dtype, quack):
+    x, weight, norms, positions = rope_tensors(2_049, 1_024, dtype, quack)
     weights = fused_linear.norm_rope_weights(weight, norms, HEADS, THETA, EPS)
     expected = norm_rope_in_steps(x, weight, norms, positions)
     for num_rows in ROWS:
         poison(quack)
         found = fused_linear.linear_norm_rope(x[:num_rows], weights, positions[:num_rows])
-        assert_near(found, expected[:num_rows])
+        assert_near(found, expected[:num_rows], dtype)
         wide = fused_linear.linear_norm_rope(x[:num_rows], weights, positions[:num_rows].long())
         assert torch.equal(wide, found)
 

@@ -28,8 +28,8 @@ BIAS_GPU_SHAPES = [
     (128, 768, 3072),
     (256, 768, 3072),
 ]
-DTYPES = {"cpu": (torch.float32, torch.float16), "cuda": (torch.bfloat16,)}
-"""On a GPU small steps are in 16 bits, and each dtype takes seconds to compile."""
+DTYPES = {"cpu": (torch.float32, torch.float16), "cuda": (torch.bfloat16, torch.float16)}
+"""On a GPU small steps are in 16 bits."""
 SHARE_ERROR = 4e-3
 """Of attention in 16 bits, where probabilities are rounded before they weigh values."""
 HEADS = [(4, 2, 32), (3, 1, 24), (2, 2, 64)]

@@ -18,7 +18,7 @@ def folder(make_folder, pool):
 
 
 @pytest.mark.parametrize(
-    ("backend", "dtype", "is_post_norm", "automatic"),
+    ("backend", "dtype", "prefers_float16", "automatic"),
     [
         (FLASH, DType.BFLOAT16, True, True),
         (FLASH, DType.FLOAT16, True, False),
@@ -29,11 +29,11 @@ def folder(make_folder, pool):
         (Backend.SDPA, DType.FLOAT32, True, False),
     ],
 )
-def test_auto_is_for_bfloat16_of_post_norm_encoders_where_the_device_can(
-    backend, dtype, is_post_norm, automatic
+def test_auto_is_for_bfloat16_of_encoders_that_prefer_float16_where_the_device_can(
+    backend, dtype, prefers_float16, automatic
 ):
     def pick(asked):
-        return pick_batch_invariance(asked, backend, dtype, is_post_norm=is_post_norm)
+        return pick_batch_invariance(asked, backend, dtype, prefers_float16=prefers_float16)
 
     assert pick(BatchInvariant.AUTO) is automatic
     assert pick(BatchInvariant.OFF) is False

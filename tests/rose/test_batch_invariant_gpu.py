@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 
-NUM_TEXTS, MAX_LENGTH = 300, 600
+NUM_TEXTS, MAX_LENGTH = 300, 512
 MAX_TOKENS = 8_192
 MODELS = {
     "bert": ("bert", {"hidden": 768, "intermediate_size": 3_072}),

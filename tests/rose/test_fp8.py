@@ -39,7 +39,7 @@ LENGTHS = (1, 2, 7, 31, 64)
 @pytest.fixture
 def on_a_cpu(monkeypatch):
     """Lets a CPU compute in 8 bits, with weights that are laid out as on a GPU."""
-    monkeypatch.setattr(engines, "pick_dtype", lambda dtype, device: dtype)
+    monkeypatch.setattr(engines, "pick_dtype", lambda dtype, *_: dtype)
     monkeypatch.setattr(linear, "pack_weight", lambda weight: weight)
 
 
@@ -59,15 +59,16 @@ def test_a_cpu_is_refused(load, minilm_folder):
 def test_GPUs_without_it_are_refused(monkeypatch, capability, other):
     monkeypatch.setattr(devices.torch.cuda, "get_device_capability", lambda device: capability)
     with pytest.raises(ConfigError, match=f"fp8 needs a GPU of compute capability 8.9.*{other}$"):
-        devices.pick_dtype(DType.FP8, torch.device("cuda", 0))
+        devices.pick_dtype(DType.FP8, torch.device("cuda", 0), DType.BFLOAT16)
 
 
 @pytest.mark.parametrize("capability", [(8, 9), (9, 0), (10, 0), (12, 0)])
 def test_it_is_there_for_who_asks_and_never_chosen(monkeypatch, capability):
     monkeypatch.setattr(devices.torch.cuda, "get_device_capability", lambda device: capability)
     device = torch.device("cuda", 0)
-    assert devices.pick_dtype(DType.FP8, device) is DType.FP8
-    assert devices.pick_dtype(DType.AUTO, device) is DType.BFLOAT16
+    for preferred in (DType.BFLOAT16, DType.FLOAT16):
+        assert devices.pick_dtype(DType.FP8, device, preferred) is DType.FP8
+        assert devices.pick_dtype(DType.AUTO, device, preferred) is preferred
 
 
 def test_it_has_a_space_of_its_own(minilm_folder):

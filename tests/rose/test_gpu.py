@@ -61,7 +61,7 @@ def test_vectors_match_those_of_the_cpu(folder, sequences, dtype, least):
 
 def test_formats_mix_and_results_arrive_later(folder, sequences):
     engine = Engine.load(folder, device="auto")
-    assert engine.dtype is DType.BFLOAT16
+    assert engine.dtype is DType.FLOAT16
     formats = [RowFormat(100 + 8 * i, dtype) for i, dtype in enumerate([*RowDtype, RowDtype.INT8])]
     batch = PackedBatch.build(sequences, formats)
     results = [engine.step(batch) for _ in range(4)]

@@ -109,7 +109,7 @@ def test_weights_cut_short_are_refused(folder, load):
 def test_NU_04_float16_on_a_cpu_is_refused_with_what_to_use(monkeypatch, has_bfloat16, usable):
     monkeypatch.setattr(devices.torch.cpu, "get_capabilities", lambda: {"amx_bf16": has_bfloat16})
     with pytest.raises(ConfigError, match=f"float16 is not supported on a CPU; use {usable}"):
-        pick_dtype(DType.FLOAT16, CPU)
+        pick_dtype(DType.FLOAT16, CPU, DType.FLOAT16)
 
 
 def test_NU_04_bfloat16_needs_a_cpu_that_has_it(monkeypatch):
@@ -117,9 +117,9 @@ def test_NU_04_bfloat16_needs_a_cpu_that_has_it(monkeypatch):
     with pytest.raises(
         ConfigError, match="needs a CPU with avx512_bf16 or amx_bf16; use --dtype float32$"
     ):
-        pick_dtype(DType.BFLOAT16, CPU)
+        pick_dtype(DType.BFLOAT16, CPU, DType.BFLOAT16)
     monkeypatch.setattr(devices.torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
-    assert pick_dtype(DType.BFLOAT16, CPU) is DType.BFLOAT16
+    assert pick_dtype(DType.BFLOAT16, CPU, DType.BFLOAT16) is DType.BFLOAT16
 
 
 @pytest.mark.parametrize(
@@ -153,11 +153,12 @@ def test_OP_03_torch_without_memory_on_a_cpu_is_a_fault_of_memory():
 )
 def test_NU_04_auto_is_safe_on_every_gpu(monkeypatch, capability, dtype):
     monkeypatch.setattr(devices.torch.cuda, "get_device_capability", lambda device: capability)
-    assert pick_dtype(DType.AUTO, torch.device("cuda", 0)) is dtype
+    assert pick_dtype(DType.AUTO, torch.device("cuda", 0), DType.BFLOAT16) is dtype
 
 
 def test_auto_is_float32_on_a_cpu():
-    assert pick_dtype(DType.AUTO, CPU) is DType.FLOAT32
+    for preferred in (DType.BFLOAT16, DType.FLOAT16):
+        assert pick_dtype(DType.AUTO, CPU, preferred) is DType.FLOAT32
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:x", "cpu:0", ""])

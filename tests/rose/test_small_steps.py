@@ -164,16 +164,17 @@ def test_vectors_of_small_steps_on_a_gpu(gpu_folder, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16])
 @pytest.mark.parametrize("name", GPU_ENCODERS)
-def test_vectors_of_small_steps_of_bert_on_a_gpu(tmp_path, monkeypatch, name):
+def test_vectors_of_small_steps_of_bert_on_a_gpu(tmp_path, monkeypatch, name, dtype):
     kind, settings = GPU_ENCODERS[name]
-    check_vectors(small_model(kind, tmp_path / name, **settings), monkeypatch)
+    check_vectors(small_model(kind, tmp_path / name, **settings), monkeypatch, dtype)
 
 
-def check_vectors(folder, monkeypatch):
+def check_vectors(folder, monkeypatch, dtype=DType.BFLOAT16):
     exact = Engine.load(folder, device="cpu")
     off = BatchInvariant.OFF
-    engine = Engine.load(folder, device="cuda", dtype=DType.BFLOAT16, batch_invariant=off)
+    engine = Engine.load(folder, device="cuda", dtype=dtype, batch_invariant=off)
     encoder: Any = engine._encoder
     batches = BATCHES + NARROW_BATCHES
     small = [lengths for lengths in batches if sum(lengths) <= encoder.small_step_tokens]

@@ -363,7 +363,7 @@ impl Dispatcher {
             };
             let bytes = &data[run.offset..run.offset + run.num_rows * run.row_bytes];
             let states = &statuses[run.first_status..run.first_status + run.num_rows];
-            if let Err(error) = job.store(run, bytes, states)
+            if let Err(error) = job.store(run, bytes, states, &self.config.model.dtype)
                 && let Some(job) = self.jobs.remove(&id)
             {
                 self.metrics.shed(Shed::EngineFailed);

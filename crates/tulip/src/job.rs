@@ -43,6 +43,8 @@ pub(crate) struct StepTimes {
 /// Status bytes that follow the rows of a step.
 const STATUS_GOOD: u8 = 0;
 pub(crate) const STATUS_NOT_FINITE: u8 = 1;
+/// The number format of a model whose range is narrow.
+const FLOAT16: &str = "float16";
 
 // === impl JobState ===
 
@@ -86,7 +88,7 @@ impl JobState {
         started.saturating_duration_since(self.enqueued)
     }
 
-    /// Stores one run of rows.
+    /// Stores one run of rows of a model in the number format `dtype`.
     ///
     /// # Errors
     /// A row that must not be answered: not finite, or all zero.
@@ -95,17 +97,21 @@ impl JobState {
         run: &RowRun,
         rows: &[u8],
         statuses: &[u8],
+        dtype: &str,
     ) -> Result<(), Error> {
         if let Some(bad) = statuses.iter().position(|status| *status != STATUS_GOOD) {
             let row = run.first_row + bad;
             let index = self.chunk.sequences.partition_point(|s| s.first_row <= row) - 1;
-            let what = if statuses[bad] == STATUS_NOT_FINITE {
-                "not finite"
-            } else {
-                "all zero"
+            let (what, advice) = match statuses[bad] {
+                STATUS_NOT_FINITE if dtype == FLOAT16 => (
+                    "not finite in float16",
+                    "; start the server with --dtype bfloat16 or float32, whose range is wider",
+                ),
+                STATUS_NOT_FINITE => ("not finite", ""),
+                _ => ("all zero", ""),
             };
             let message =
-                format!("the model's vector for this input is {what}; it was not returned");
+                format!("the model's vector for this input is {what}; it was not returned{advice}");
             return Err(Error::new(ErrorKind::EngineFailed, message)
                 .at_index(u32::try_from(index).unwrap_or(u32::MAX)));
         }

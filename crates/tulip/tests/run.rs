@@ -250,6 +250,30 @@ async fn a_step_that_raises_fails_only_the_culprit() {
 }
 
 #[tokio::test]
+async fn nu_04_a_row_that_is_not_finite_in_float16_says_which_formats_are_wider() {
+    for (dtype, says) in [("float16", true), ("bfloat16", false), ("float32", false)] {
+        let worker = Worker::start(
+            |config| config["model"]["dtype"] = dtype.into(),
+            Duration::ZERO,
+        );
+        let outcome = worker.client().await.run(request(&[&[1], &[NAN]])).await;
+        let error = Error::from(&outcome.unwrap_err());
+        assert_eq!(
+            (error.kind, error.index),
+            (ErrorKind::EngineFailed, Some(1))
+        );
+        assert!(error.message.contains("not finite"), "{}", error.message);
+        assert_eq!(
+            error.message.contains("--dtype bfloat16 or float32"),
+            says,
+            "{dtype}: {}",
+            error.message
+        );
+        worker.stop().await;
+    }
+}
+
+#[tokio::test]
 async fn nu_03_a_row_that_is_not_finite_is_an_error_and_its_neighbours_are_unharmed() {
     let worker = Worker::start(|_| {}, Duration::from_millis(30));
     let client = worker.client().await;

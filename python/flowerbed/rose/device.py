@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -30,6 +30,12 @@ TORCH_DTYPES = {
     DType.FP8: torch.bfloat16,
 }
 """Of activations, and of weights that are no products'."""
+_REASONS = {
+    DType.FLOAT16: "nearest to float32, and this architecture stays within its range; "
+    "--dtype bfloat16 and float32 have a wider one",
+    DType.BFLOAT16: "this architecture may leave the range of float16",
+}
+"""Why `auto` took a format on a GPU."""
 
 
 def pick_device(name: str) -> torch.device:
@@ -56,11 +62,16 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def pick_dtype(dtype: DType, device: torch.device) -> DType:
+def pick_dtype(dtype: DType, device: torch.device, preferred: DType) -> DType:
     """The format that `dtype` means on `device`.
 
-    auto is float32 on a CPU, and on a GPU bfloat16 from compute capability 8.0 on, else float32:
-    float16 overflows in some models, so that it must be asked for.
+    auto is float32 on a CPU, and on a GPU what the architecture prefers, from compute capability 8.0 on: below,
+    steps run one by one and were never measured in 16 bits. One line of the log says what it is on a GPU, and why.
+
+    Args:
+        dtype: As asked for.
+        device: From `pick_device`.
+        preferred: `EncoderClass.gpu_dtype`, in 16 bits.
 
     Raises:
         ConfigError: The device cannot compute in it, or only by emulation.
@@ -86,44 +97,32 @@ def pick_dtype(dtype: DType, device: torch.device) -> DType:
             "dtype bfloat16 needs a GPU of compute capability 8.0; use --dtype float32 or float16"
         )
     if dtype is DType.AUTO:
-        return DType.BFLOAT16 if has_bfloat16 else DType.FLOAT32
+        chosen = preferred if has_bfloat16 else DType.FLOAT32
+        reason = _REASONS.get(chosen, "its compute capability is below 8.0")
+        log.info("dtype auto is %s on %s: %s", chosen, device, reason)
+        return chosen
     return dtype
 
 
 def sum_in_float32() -> None:
     """Sums of products stay in fp32 to their end, in this process: cuBLAS would round parts of some sizes."""
-    _allow_in_sums(splits=True)
-
-
-def sum_in_one_order() -> None:
-    """As `sum_in_float32`, and no sum is split: its bits do not depend on the number of rows.
-
-    Only torch's cuBLASLt products can be told so; torch says on stderr, once, that choosing them is experimental.
-    """
-    torch.backends.cuda.preferred_blas_library("cublaslt")
-    _allow_in_sums(splits=False)
-
-
-def _allow_in_sums(*, splits: bool) -> None:
-    # Whether parts may be rounded, and whether there may be parts; the latter can be refused of cuBLASLt alone.
-    allowed: Any = False if splits else (False, False)
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = allowed
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = allowed
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
 def pick_batch_invariance(
-    asked: BatchInvariant, backend: Backend, dtype: DType, *, is_post_norm: bool
+    asked: BatchInvariant, backend: Backend, dtype: DType, *, prefers_float16: bool
 ) -> bool:
     """Whether a vector is to have the same bits alone and among others.
 
-    auto is yes for post-norm encoders in bfloat16, whose vectors are otherwise nearer than 0.9999 mostly and not always,
+    auto is yes in bfloat16 for architectures that prefer float16, whose vectors are otherwise nearer than 0.9999 mostly and not always,
     where the device can; and no elsewhere, since small steps take longer.
 
     Args:
         asked: Of the user.
         backend: From `pick_attention`.
         dtype: From `pick_dtype`.
-        is_post_norm: Whether norms stand after the residual is added, as in BERT.
+        prefers_float16: Whether the architecture does; see `EncoderClass.gpu_dtype`.
 
     Raises:
         ConfigError: It was asked for, and some part of a step cannot give it.
@@ -135,7 +134,7 @@ def pick_batch_invariance(
             f"this is {dtype} with attention by {backend}"
         )
     if asked is BatchInvariant.AUTO:
-        return is_served and is_post_norm and dtype is DType.BFLOAT16
+        return is_served and prefers_float16 and dtype is DType.BFLOAT16
     return asked is BatchInvariant.ON
 
 

@@ -30,7 +30,6 @@ from flowerbed.rose.device import (
     pick_device,
     pick_dtype,
     sum_in_float32,
-    sum_in_one_order,
 )
 from flowerbed.rose.graphs import StepSizes
 from flowerbed.rose.grouped import GroupedRunner
@@ -116,12 +115,13 @@ class Engine:
             DeviceError: The device is not there.
         """
         target = pick_device(device)
-        chosen = pick_dtype(dtype, target)
+        preferred = encoder_class(folder.config).gpu_dtype
+        chosen = pick_dtype(dtype, target, preferred)
         with torch.inference_mode():
             encoder, heads = _read(folder, target, chosen, progress)
             backend = pick_attention(attention, target, TORCH_DTYPES[chosen], encoder.head_dim)
             is_fixed = pick_batch_invariance(
-                batch_invariant, backend, chosen, is_post_norm=encoder.is_post_norm
+                batch_invariant, backend, chosen, prefers_float16=preferred is DType.FLOAT16
             )
             runner = _runner(folder, encoder, heads, target, backend, batch_invariant=is_fixed)
         engine = cls(folder, encoder, heads, runner, target, chosen)
@@ -230,9 +230,11 @@ class Engine:
             statuses = self.step(batch).numpy()[batch.num_result_bytes :]
             if statuses.any():
                 what = "not finite" if STATUS_NOT_FINITE in statuses else "all zero"
+                is_narrow = self.dtype is DType.FLOAT16
+                other = "--dtype bfloat16 or float32" if is_narrow else "another --dtype"
                 raise ModelError(
                     f"{self.folder.id} in {self.dtype} gives a vector that is {what} for a plain "
-                    "input: its weights are damaged, or need another --dtype"
+                    f"input: its weights are damaged, or need {other}"
                 )
 
 
@@ -275,8 +277,7 @@ def _runner(
 ) -> Runner:
     if batch_invariant:
         log.info("batch-invariant: a text has the same vector, to the bit, alone and among others")
-        sum_in_one_order()
-    elif device.type == "cuda":
+    if device.type == "cuda":
         sum_in_float32()
     if backend is Backend.SDPA:
         return GroupedRunner(encoder, heads, device, folder.quantizer)

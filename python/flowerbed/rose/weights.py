@@ -6,6 +6,8 @@ take their tensors from a `Weights`.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
@@ -18,6 +20,9 @@ from torch import Tensor
 from flowerbed.errors import ModelError
 from flowerbed.folder import weight_files
 from flowerbed.folder_files import FolderFiles
+from flowerbed.rose.kernels.saturation import saturated
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 """Called with the bytes loaded so far and the bytes in all."""
@@ -102,7 +107,11 @@ class Weights:
         self._places = places
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """The tensor `name`, converted and on the device; ModelError if it is missing or has another shape."""
+        """The tensor `name`, converted and on the device; ModelError if it is missing or has another shape.
+
+        In float16 what is beyond its range becomes its largest value, with a warning; what is infinite in the
+        file is a ModelError, since kernels would take it for such a value.
+        """
         place = self._places.pop(name, None)
         if place is None:
             raise ModelError(f"{self._where} has no tensor {name}, which this architecture needs")
@@ -121,7 +130,18 @@ class Weights:
         if self._progress is not None:
             self._progress(self._num_loaded, self._num_bytes)
         # A copy: a view into the file's mapping would change or crash with the file.
-        return tensor.to(self._device, self._dtype, copy=True)
+        converted = tensor.to(self._device, self._dtype, copy=True)
+        if self._dtype != torch.float16 or not _overflows(converted):
+            return converted
+        if _overflows(tensor):
+            raise ModelError(f"{where}: {stored} holds an infinite value")
+        log.warning(
+            "%s: %s has values beyond float16's range, which become its largest; "
+            "--dtype bfloat16 and float32 have a wider one",
+            where,
+            stored,
+        )
+        return saturated(tensor, self._dtype).to(self._device, self._dtype)
 
     def finish(self) -> None:
         """Checks that every tensor was taken; ModelError names those that were not."""
@@ -134,3 +154,9 @@ class Weights:
             )
         if self._progress is not None:
             self._progress(self._num_bytes, self._num_bytes)
+
+
+def _overflows(tensor: Tensor) -> bool:
+    """Whether it holds an infinity. Of one that holds what is no number nothing is said: its vectors show that."""
+    low, high = torch.aminmax(tensor)
+    return math.isinf(low.item()) or math.isinf(high.item())

@@ -1,6 +1,7 @@
 """Activations of feed-forward blocks: SwiGLU, and GELU with the bias of the product before it.
 
-Arithmetic is in fp32; results are rounded once, to the dtype of the input. Knows no models. Called by
+Arithmetic is in fp32; results are rounded once, to the dtype of the input; GELU in float16 has no overflow
+(`saturation`). Knows no models. Called by
 `layers` and `kernels.linear`.
 """
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flowerbed.rose.kernels.backend import use_triton
+from flowerbed.rose.kernels.saturation import saturated
 
 Approximation = Literal["none", "tanh"]
 
@@ -49,4 +51,5 @@ def bias_gelu(x: Tensor, bias: Tensor | None, approximate: Approximation) -> Ten
 
         return triton_activation.bias_gelu(x, bias, approximate)
     values = x.float() if bias is None else x.float() + bias.float()
+    values = saturated(values, x.dtype)
     return functional.gelu(values, approximate=approximate).to(x.dtype)

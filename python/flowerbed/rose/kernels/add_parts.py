@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flowerbed.rose.kernels.backend import use_triton
 from flowerbed.rose.kernels.norm import layer_norm, rms_norm
+from flowerbed.rose.kernels.saturation import saturated
 
 
 def add_parts_rms_norm(parts: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -50,5 +51,6 @@ def add_parts_layer_norm(
         from flowerbed.rose.kernels import triton_add_parts
 
         return triton_add_parts.add_parts_layer_norm(parts, residual, weight, bias, eps)
-    total = residual.float() + parts.sum(0).to(residual.dtype).float()
+    sums = saturated(parts.sum(0), residual.dtype).to(residual.dtype)
+    total = residual.float() + sums.float()
     return layer_norm(total, weight.float(), bias.float(), eps).to(residual.dtype)

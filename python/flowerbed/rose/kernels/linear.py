@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from flowerbed.rose.kernels.saturation import saturated
+
 FEW_ROWS, MANY_ROWS = 16, 512
 """Rows that packed CPU weights are laid out for; other counts work as well. Measured on two Zen 5 cores for
 MiniLM: products that narrow (1,536 to 384) gain by the first layout for few rows and for many (9% of 16
@@ -63,9 +65,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "id
         activation: A key of `ACTIVATIONS`.
 
     Returns:
-        [num_rows, out_features], dtype of x.
+        [num_rows, out_features], dtype of x; an activation's are finite in float16 (`saturation`).
     """
     if weight.is_mkldnn:
         name, variant = _FUSED[activation]
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, name, [], variant)
-    return ACTIVATIONS[activation](functional.linear(x, weight, bias))
+    product = functional.linear(x, weight, bias)
+    if activation == "identity":
+        return product
+    return ACTIVATIONS[activation](saturated(product, x.dtype))

@@ -1,6 +1,7 @@
 """Layer and RMS normalisation, with and without a residual, and rows scaled to length 1.
 
-Sums are in fp32; results are rounded once, to the dtype of x. Knows no models. Called by `layers` and
+Sums are in fp32; results are rounded once, to the dtype of x. Layer norms read a product in float16 that
+overflowed as the largest value (`saturation`): they divide by the row's spread anyway. Knows no models. Called by `layers` and
 `kernels.pack`.
 """
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flowerbed.rose.kernels.backend import use_triton
+from flowerbed.rose.kernels.saturation import saturated
 
 MIN_NORM = 1e-12
 """Shorter rows are divided by this instead, so that a zero row stays zero and is no NaN."""
@@ -32,7 +34,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         from flowerbed.rose.kernels import triton_norm
 
         return triton_norm.layer_norm(x, weight, bias, eps)
-    return functional.layer_norm(x, weight.shape, weight, bias, eps)
+    return functional.layer_norm(saturated(x, x.dtype), weight.shape, weight, bias, eps)
 
 
 def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -41,7 +43,8 @@ def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, ep
         from flowerbed.rose.kernels import triton_norm
 
         return triton_norm.add_layer_norm(x, residual, weight, bias, eps)
-    return functional.layer_norm(x.add_(residual), weight.shape, weight, bias, eps)
+    total = saturated(saturated(x, x.dtype).add_(residual), x.dtype)
+    return functional.layer_norm(total, weight.shape, weight, bias, eps)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

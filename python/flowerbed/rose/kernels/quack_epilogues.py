@@ -15,6 +15,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
+import torch
 from quack.activation import silu
 from quack.epilogue import pack, unpack
 from quack.epilogue.frontend import gemm_epilogue
@@ -29,9 +30,21 @@ ROUND = 12_582_912.0
 """1.5 * 2^23: a smaller float added to it loses its fraction."""
 
 
-def rounded(value):
-    """As bfloat16 holds it, fp32."""
-    return value.to(cutlass.BFloat16).to(cutlass.Float32)
+NUMBERS = {torch.bfloat16: cutlass.BFloat16, torch.float16: cutlass.Float16}
+"""Of products in 16 bits."""
+FLOAT16_MAX = 65_504.0
+
+
+def rounded(value, number):
+    """As 16 bits hold it, fp32."""
+    return value.to(number).to(cutlass.Float32)
+
+
+def saturated(value, number):
+    """See `saturation.saturated`; fp32, and what is no number stays none."""
+    if number is not cutlass.Float16:
+        return value
+    return cute.arch.fmin(cute.arch.fmax(value, -FLOAT16_MAX, nan=True), FLOAT16_MAX, nan=True)
 
 
 def rotated(pair, position, frequency):
@@ -47,23 +60,47 @@ def rotated(pair, position, frequency):
     return pack(first * cos - second * sin, first * sin + second * cos)
 
 
-@gemm_epilogue(outputs=("out",), mode="acc_pair")
-def swiglu(acc):
+@cache
+def swiglu(dtype: torch.dtype) -> Any:
     """silu(gate) * up, of columns that were brought together."""
-    gate, up = (rounded(value) for value in unpack(acc))
-    return {"out": silu(gate) * up}
+    number = NUMBERS[dtype]
+
+    @gemm_epilogue(outputs=("out",), mode="acc_pair")
+    def epilogue(acc):
+        gate, up = (rounded(value, number) for value in unpack(acc))
+        return {"out": silu(gate) * up}
+
+    return epilogue
+
+
+@cache
+def bias_gelu(dtype: torch.dtype) -> Any:
+    """gelu(x + bias): x where it is positive, less |x| times the tail beyond |x|."""
+    number = NUMBERS[dtype]
+
+    @gemm_epilogue(ops={"bias": RowVecLoad("bias")})
+    def epilogue(acc, bias):
+        x = saturated(rounded(acc, number) + bias, number)
+        size = cute.arch.fmax(x, -x)
+        tail = LOG2_TAIL[0]
+        for coefficient in LOG2_TAIL[1:]:
+            tail = cute.math.fma(tail, size, coefficient)
+        tail = cute.math.exp2(tail, fastmath=True)
+        return {"D": cute.math.fma(-size, tail, cute.arch.fmax(x, 0.0))}
+
+    return epilogue
+
+
+@gemm_epilogue()
+def plain(acc):
+    """The product itself."""
+    return {"D": acc}
 
 
 @gemm_epilogue(ops={"bias": RowVecLoad("bias")})
-def bias_gelu(acc, bias):
-    """gelu(x + bias): x where it is positive, less |x| times the tail beyond |x|."""
-    x = rounded(acc) + bias
-    size = cute.arch.fmax(x, -x)
-    tail = LOG2_TAIL[0]
-    for coefficient in LOG2_TAIL[1:]:
-        tail = cute.math.fma(tail, size, coefficient)
-    tail = cute.math.exp2(tail, fastmath=True)
-    return {"D": cute.math.fma(-size, tail, cute.arch.fmax(x, 0.0))}
+def biased(acc, bias):
+    """The product and a bias, rounded once."""
+    return {"D": acc + bias}
 
 
 SCALES = {"rows": ColVecLoad("rows"), "columns": RowVecLoad("columns")}
@@ -84,18 +121,19 @@ def scaled_swiglu(acc, rows, columns):
 
 
 @cache
-def norm_rope(eps: float) -> Any:
+def norm_rope(eps: float, dtype: torch.dtype) -> Any:
     """Norm of each head, then the rotation of its neighbouring columns; see `fused_linear`."""
+    number = NUMBERS[dtype]
 
     def square(acc):  # of one sum, not of a pair
-        value = rounded(acc)
+        value = rounded(acc, number)
         return {"head": value * value}
 
     @gemm_epilogue(
         ops=_norm_rope_operands(eps), prepass=square, prepass_outs=("head",), mode="acc_pair"
     )
     def epilogue(acc, head, norm, keep, position, frequency):
-        acc = pack(*(rounded(value) for value in unpack(acc)))
+        acc = pack(*(rounded(value, number) for value in unpack(acc)))
         return {"D": rotated(acc * (head * norm + keep), position, frequency)}
 
     return epilogue

@@ -56,18 +56,23 @@ class Kernel:
 
 
 @cache
-def _swiglu(tile: Tile, _dtype: torch.dtype, _device: torch.device) -> Kernel:
-    return Kernel(quack_epilogues.swiglu, tile, halves=True)
+def _linear(tile: Tile, has_bias: bool, _dtype: torch.dtype, _device: torch.device) -> Kernel:
+    return Kernel(quack_epilogues.biased if has_bias else quack_epilogues.plain, tile)
 
 
 @cache
-def _bias_gelu(tile: Tile, _dtype: torch.dtype, _device: torch.device) -> Kernel:
-    return Kernel(quack_epilogues.bias_gelu, tile)
+def _swiglu(tile: Tile, dtype: torch.dtype, _device: torch.device) -> Kernel:
+    return Kernel(quack_epilogues.swiglu(dtype), tile, halves=True)
 
 
 @cache
-def _norm_rope(eps: float, tile: Tile, _dtype: torch.dtype, _device: torch.device) -> Kernel:
-    return Kernel(quack_epilogues.norm_rope(eps), tile)
+def _bias_gelu(tile: Tile, dtype: torch.dtype, _device: torch.device) -> Kernel:
+    return Kernel(quack_epilogues.bias_gelu(dtype), tile)
+
+
+@cache
+def _norm_rope(eps: float, tile: Tile, dtype: torch.dtype, _device: torch.device) -> Kernel:
+    return Kernel(quack_epilogues.norm_rope(eps, dtype), tile)
 
 
 @cache
@@ -83,6 +88,14 @@ def _scaled_swiglu(tile: Tile, _device: torch.device) -> Kernel:
 @cache
 def _scaled_norm_rope(eps: float, tile: Tile, _device: torch.device) -> Kernel:
     return Kernel(quack_epilogues.scaled_norm_rope(eps), tile)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile) -> Tensor:
+    """x W^T + b, rounded once."""
+    out = x.new_empty(x.shape[0], weight.shape[0])
+    operands = {} if bias is None else {"bias": bias[None]}
+    _linear(tile, bias is not None, x.dtype, x.device)(x, weight, out, operands)
+    return out
 
 
 def linear_swiglu(x: Tensor, weight: Tensor, tile: Tile) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flowerbed.rose.kernels import CompileCase
 from flowerbed.rose.kernels.backend import block_tile, check_contiguous
+from flowerbed.rose.kernels.triton_saturation import saturated
 
 
 @triton.jit
@@ -86,6 +87,7 @@ def _bias_gelu_kernel(
     values = tl.load(x + places, mask).to(tl.float32)
     if HAS_BIAS:
         values += tl.load(bias + columns, columns < F).to(tl.float32)
+    values = saturated(values, x.dtype.element_ty)
     values = gelu(values, TANH, x.dtype.element_ty == tl.float32)
     tl.store(x + places, values.to(x.dtype.element_ty), mask)
 

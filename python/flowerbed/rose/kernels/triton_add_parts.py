@@ -13,6 +13,7 @@ from flowerbed.rose.kernels.backend import check_contiguous, power_of_two
 from flowerbed.rose.kernels.small_linear import MIN_CAPABILITY, starts_early
 from flowerbed.rose.kernels.triton_early_start import wait_for_inputs
 from flowerbed.rose.kernels.triton_norm import standardize
+from flowerbed.rose.kernels.triton_saturation import saturated
 
 NUM_WARPS = 4
 
@@ -72,6 +73,7 @@ def _add_parts_layer_norm_kernel(
     total = tl.load(parts + places, mask, other=0.0)
     for part in tl.static_range(1, PARTS):
         total += tl.load(parts + part * num_tokens * H + places, mask, other=0.0)
+    total = saturated(total, residual.dtype.element_ty)
     values += total.to(residual.dtype.element_ty).to(tl.float32)
     values = standardize(values, scale, shift, eps, mask, H)
     tl.store(out + places, values.to(out.dtype.element_ty), mask)

@@ -25,6 +25,7 @@ from flowerbed.rose.kernels.triton_row_chunks import (
     load_vector,
     store_layer_norm,
 )
+from flowerbed.rose.kernels.triton_saturation import saturated
 
 NUM_PROGRAMS = 8 * 132
 """Of a loop: eight for each processor of an H100 or H200."""
@@ -81,12 +82,23 @@ def rms_rows(
 
 
 @triton.jit
+def _saturated_chunks(chunks):
+    """Of float16, in fp32."""
+    values = ()
+    for i in tl.static_range(len(chunks)):
+        values += (saturated(chunks[i].to(tl.float32), tl.float16),)
+    return values
+
+
+@triton.jit
 def _load_tile(
     x, residual, start, rows, is_row, columns,
     HAS_RESIDUAL: tl.constexpr, H: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Rows of x, or of its sum with the residual, in chunks of fp32. start: of the first, int64."""
     chunks = load_chunks(x + start, rows * H, is_row, columns, H, COLUMNS, "")
+    if x.dtype.element_ty == tl.float16:
+        chunks = _saturated_chunks(chunks)
     if HAS_RESIDUAL:
         # Read once and then dead: x, which takes the result, should have the cache.
         policy: tl.constexpr = "evict_first" if COLUMNS < H else ""

@@ -19,6 +19,7 @@ from flowerbed.rose.kernels.backend import check_contiguous
 from flowerbed.rose.kernels.small_linear import MIN_CAPABILITY, starts_early
 from flowerbed.rose.kernels.triton_activation import gelu
 from flowerbed.rose.kernels.triton_early_start import fetch_rows, wait_for_inputs
+from flowerbed.rose.kernels.triton_saturation import saturated
 
 PROCESSORS = 132
 """Of an H100 or H200: products are split into about as many programs."""
@@ -85,7 +86,7 @@ def _linear_kernel(
         total += shift[None, :]
     else:
         dtype: tl.constexpr = out.dtype.element_ty
-        total = total.to(dtype).to(tl.float32) + shift[None, :]
+        total = saturated(total.to(dtype).to(tl.float32) + shift[None, :], dtype)
         total = gelu(total, ACTIVATION == "gelu_tanh", dtype == tl.float32)
     places = (part * num_tokens + rows)[:, None] * N + columns[None, :]
     tl.store(out + places, total.to(out.dtype.element_ty), row_mask & (columns < N)[None, :])

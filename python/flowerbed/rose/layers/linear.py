@@ -18,7 +18,7 @@ class Linear:
         self.activation = activation
 
     def __call__(self, x: Tensor, *, batch_invariant: bool = False) -> Tensor:
-        """x: [num_rows, in_features]; returns [num_rows, out_features]. With `batch_invariant`, see `ordered_linear`."""
+        """x: [num_rows, in_features]; returns [num_rows, out_features]. With `batch_invariant`, see `invariant_linear`."""
         return linear_activation(
             x, self.weight, self.bias, self.activation, batch_invariant=batch_invariant
         )

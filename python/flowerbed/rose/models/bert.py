@@ -7,10 +7,11 @@ of pooling or of who calls. Made by `engine` through `registry`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 from torch import Tensor
 
+from flowerbed.config import DType
 from flowerbed.errors import ModelError
 from flowerbed.folder_files import JsonObject, check_supported, positive, setting
 from flowerbed.rose.inputs import ForwardContext
@@ -90,8 +91,8 @@ class BertConfig:
 class Bert:
     """Token ids to hidden states."""
 
+    gpu_dtype: ClassVar[DType] = DType.FLOAT16
     PREFIX = "bert."
-    is_post_norm = True
     HEADS = ("cls.",)  # beside the prefix: of other tasks, not loaded
 
     def __init__(self, config: JsonObject, weights: Weights) -> None:

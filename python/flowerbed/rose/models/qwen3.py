@@ -8,10 +8,11 @@ pplx-embed models. Knows nothing of pooling or of who calls. Made by `engine` th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 from torch import Tensor
 
+from flowerbed.config import DType
 from flowerbed.errors import ModelError
 from flowerbed.folder_files import (
     JsonObject,
@@ -98,7 +99,8 @@ class Qwen3Config:
 class Qwen3:
     """Token ids to hidden states."""
 
-    is_post_norm = False
+    # The residual grows from layer to layer without a norm.
+    gpu_dtype: ClassVar[DType] = DType.BFLOAT16
 
     def __init__(self, config: JsonObject, weights: Weights) -> None:
         """Loads the weights; ModelError if one is missing, unknown or has another shape."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
+from flowerbed.config import DType
 from flowerbed.errors import ModelError
 from flowerbed.folder_files import JsonObject
 from flowerbed.rose.inputs import ForwardContext
@@ -33,7 +34,6 @@ class Encoder(Protocol):
     vocab_rows: int
     max_positions: int  # tokens of the longest sequence that it has positions for
     head_dim: int
-    is_post_norm: bool  # norms stand after the residual is added
     attention_scale: float  # L*, tokens: dense FLOPs a token / (4 * heads * head_dim * layers)
 
     def __call__(self, ids: Tensor, context: ForwardContext) -> Tensor:
@@ -43,6 +43,9 @@ class Encoder(Protocol):
 
 class EncoderClass(Protocol):
     """What makes an encoder of a folder."""
+
+    gpu_dtype: ClassVar[DType]
+    """What `auto` means on a GPU: float16 where a norm after each block keeps values within its range."""
 
     def __call__(self, config: JsonObject, weights: Weights) -> Encoder:
         """Reads the settings and takes the tensors."""

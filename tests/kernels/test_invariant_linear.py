@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from flowerbed.rose.kernels import triton_pooling, triton_small_linear
+from flowerbed.rose.kernels.fused_linear import fused_linear, invariant_linear, linear_activation
 from flowerbed.rose.kernels.linear import linear
-from flowerbed.rose.kernels.ordered_linear import MAX_FEW_ROWS, ordered_linear
 from flowerbed.rose.kernels.pooling import POOLERS
 from rounding import assert_rounded_once
 
@@ -16,18 +16,6 @@ SHAPES = [(1024, 3072), (768, 3072), (2304, 768), (384, 1536), (40, 136)]
 """Outputs and inputs."""
 COUNTS = (1, 8, 64, 65, 128, 192, 193, 256, 1_000, 4_096)
 """Rows of a product."""
-
-
-@pytest.fixture(autouse=True)
-def sums_in_one_order():
-    """cuBLAS as of a batch-invariant engine; what other tests have afterwards is what they had."""
-    from flowerbed.rose.device import sum_in_float32, sum_in_one_order
-
-    if torch.cuda.is_available():
-        sum_in_one_order()
-    yield
-    if torch.cuda.is_available():
-        sum_in_float32()
 
 
 @pytest.mark.gpu
@@ -39,9 +27,9 @@ def test_a_row_is_the_same_among_few_and_among_many(dtype, has_bias):
         x = torch.randn(COUNTS[-1], inputs, device="cuda").to(dtype)
         weight = (torch.randn(outputs, inputs, device="cuda") / inputs**0.5).to(dtype)
         bias = torch.randn(outputs, device="cuda").to(dtype) if has_bias else None
-        many = ordered_linear(x, weight, bias)
+        many = invariant_linear(x, weight, bias)
         for count in COUNTS[:-1]:
-            assert torch.equal(ordered_linear(x[:count], weight, bias), many[:count]), count
+            assert torch.equal(invariant_linear(x[:count], weight, bias), many[:count]), count
 
 
 def test_sums_are_rounded_once(device):
@@ -55,11 +43,27 @@ def test_sums_are_rounded_once(device):
         assert_rounded_once(found, values[0].float() @ values[1].float().T)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_faster_kernel_of_many_rows_has_the_same_bits(dtype, has_bias):
+    for outputs, inputs in [(2304, 768), (768, 768), (1024, 2048), (1024, 3072)]:
+        torch.manual_seed(outputs)
+        x = torch.randn(9_000, inputs, device="cuda").to(dtype)
+        weight = (torch.randn(outputs, inputs, device="cuda") / inputs**0.5).to(dtype)
+        bias = torch.randn(outputs, device="cuda").to(dtype) if has_bias else None
+        found = fused_linear(x, weight, bias)
+        assert torch.equal(found, linear(x, weight, bias))
+        assert torch.equal(found, invariant_linear(x, weight, bias))
+
+
 def test_without_a_gpu_it_is_the_product_of_torch():
-    x, weight, bias = torch.randn(MAX_FEW_ROWS + 1, 8), torch.randn(4, 8), torch.randn(4)
-    for activation in ("identity", "relu"):
-        found = ordered_linear(x, weight, bias, activation)
-        assert torch.equal(found, linear(x, weight, bias, activation))
+    x, weight, bias = torch.randn(300, 8), torch.randn(4, 8), torch.randn(4)
+    for activation in ("identity", "relu", "gelu"):
+        expected = linear(x, weight, bias, activation)
+        for fixed in (False, True):
+            found = linear_activation(x, weight, bias, activation, batch_invariant=fixed)
+            torch.testing.assert_close(found, expected)
 
 
 def test_a_segment_has_the_same_row_in_a_step_of_any_size(device):
