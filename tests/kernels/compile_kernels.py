@@ -20,7 +20,7 @@ from triton.compiler import ASTSource
 from flowerbed.rose import kernels
 
 CAPABILITIES = (80, 90, 100)
-DTYPES = ("bf16", "fp32")
+DTYPES = ("bf16", "fp16", "fp32")
 
 MODULES = {
     path.stem: import_module(f"{kernels.__name__}.{path.stem}")
