@@ -22,7 +22,7 @@ from flowerbed.rose import kernels
 from flowerbed.rose.kernels import CompileCase
 
 CAPABILITIES = (80, 90, 100)
-DTYPES = ("bf16", "fp32")
+DTYPES = ("bf16", "fp16", "fp32")
 
 MODULES = {
     path.stem: import_module(f"{kernels.__name__}.{path.stem}")

@@ -18,7 +18,7 @@ class CompileCase(NamedTuple):
 
     types: dict[str, str]
     """Type of each run-time argument: `*i32`, `i32`, `fp32`, ...; `*x` points to the activations'
-    dtype and is compiled for bf16 and fp32."""
+    dtype and is compiled for bf16, fp16 and fp32."""
     constexprs: dict[str, Any]
     """Value of each constexpr argument."""
     options: dict[str, Any] | None = None
