@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from flowerbed.config import BatchInvariant, DType
 from flowerbed.errors import ConfigError
@@ -18,34 +19,40 @@ def folder(make_folder, pool):
 
 
 @pytest.mark.parametrize(
-    ("backend", "dtype", "prefers_float16", "automatic"),
+    ("major", "backend", "dtype", "prefers_float16", "automatic", "refusal"),
     [
-        (FLASH, DType.BFLOAT16, True, True),
-        (FLASH, DType.FLOAT16, True, False),
-        (FLASH, DType.BFLOAT16, False, False),
-        (FLASH, DType.FP8, True, False),
-        (Backend.TORCH_FLASH, DType.BFLOAT16, True, False),
-        (Backend.SDPA, DType.BFLOAT16, True, False),
-        (Backend.SDPA, DType.FLOAT32, True, False),
+        (9, FLASH, DType.BFLOAT16, True, True, None),
+        (9, FLASH, DType.FLOAT16, True, False, None),
+        (9, FLASH, DType.BFLOAT16, False, False, None),
+        (9, FLASH, DType.FP8, True, False, "fp8 has other products; use --dtype bfloat16"),
+        (9, Backend.TORCH_FLASH, DType.BFLOAT16, True, False, "attention by torch-flash is not"),
+        (9, Backend.SDPA, DType.FLOAT32, True, False, "float32 has other products"),
+        (8, Backend.TORCH_FLASH, DType.BFLOAT16, True, False, "only kernels of Hopper GPUs"),
+        (10, FLASH, DType.BFLOAT16, True, False, "only kernels of Hopper GPUs"),
     ],
 )
 def test_auto_is_for_bfloat16_of_encoders_that_prefer_float16_where_the_device_can(
-    backend, dtype, prefers_float16, automatic
+    monkeypatch, major, backend, dtype, prefers_float16, automatic, refusal
 ):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
+    gpu = torch.device("cuda", 0)
+
     def pick(asked):
-        return pick_batch_invariance(asked, backend, dtype, prefers_float16=prefers_float16)
+        return pick_batch_invariance(asked, gpu, backend, dtype, prefers_float16=prefers_float16)
 
     assert pick(BatchInvariant.AUTO) is automatic
     assert pick(BatchInvariant.OFF) is False
-    if backend is FLASH and dtype is not DType.FP8:
+    if refusal is None:
         assert pick(BatchInvariant.ON) is True
     else:
-        with pytest.raises(ConfigError, match=f"batch_invariant on needs .* {dtype} .* {backend}"):
+        with pytest.raises(ConfigError, match=f"batch_invariant on cannot .* cuda:0: {refusal}"):
             pick(BatchInvariant.ON)
 
 
 def test_a_cpu_refuses_it_by_name_and_takes_auto(folder, load):
-    with pytest.raises(ConfigError, match="batch_invariant on needs flash-attn-4"):
+    with pytest.raises(
+        ConfigError, match="batch_invariant on cannot be honoured on cpu: only kernels of Hopper"
+    ):
         load(folder, batch_invariant=BatchInvariant.ON)
     engine = load(folder)
     assert engine.batch_invariant is False

@@ -18,6 +18,8 @@ from flowerbed.rose.kernels.flash_attention import EXTRAS, why_not
 
 log = logging.getLogger(__name__)
 
+HOPPER = 9
+"""Major compute capability of H100, H200."""
 CPU_BFLOAT16_FEATURES = ("avx512_bf16", "amx_bf16")
 _OUT_OF_MEMORY = ("out of memory", "DefaultCPUAllocator: can't", "CUBLAS_STATUS_ALLOC_FAILED")
 """torch.OutOfMemoryError is only what its allocator of GPU memory raises."""
@@ -111,15 +113,21 @@ def sum_in_float32() -> None:
 
 
 def pick_batch_invariance(
-    asked: BatchInvariant, backend: Backend, dtype: DType, *, prefers_float16: bool
+    asked: BatchInvariant,
+    device: torch.device,
+    backend: Backend,
+    dtype: DType,
+    *,
+    prefers_float16: bool,
 ) -> bool:
     """Whether a vector is to have the same bits alone and among others.
 
-    auto is yes in bfloat16 for architectures that prefer float16, whose vectors are otherwise nearer than 0.9999 mostly and not always,
-    where the device can; and no elsewhere, since small steps take longer.
+    auto is yes in bfloat16 for architectures that prefer float16, whose vectors are otherwise nearer than 0.9999 mostly and
+    not always, where the device can; and no elsewhere, since small steps take longer.
 
     Args:
         asked: Of the user.
+        device: From `pick_device`.
         backend: From `pick_attention`.
         dtype: From `pick_dtype`.
         prefers_float16: Whether the architecture does; see `EncoderClass.gpu_dtype`.
@@ -127,15 +135,21 @@ def pick_batch_invariance(
     Raises:
         ConfigError: It was asked for, and some part of a step cannot give it.
     """
-    is_served = backend is Backend.FLASH_ATTN_4 and dtype in (DType.BFLOAT16, DType.FLOAT16)
-    if asked is BatchInvariant.ON and not is_served:
+    reason = None
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != HOPPER:
+        reason = "only kernels of Hopper GPUs (sm_90) are known to add up in one order"
+    elif dtype not in (DType.BFLOAT16, DType.FLOAT16):
+        reason = f"{dtype} has other products; use --dtype bfloat16 or float16"
+    elif backend is not Backend.FLASH_ATTN_4:
+        reason = f"attention by {backend} is not known to give it; use flash-attn-4"
+    if asked is BatchInvariant.ON and reason is not None:
         raise ConfigError(
-            f"batch_invariant on needs flash-attn-4 and bfloat16 or float16, so a GPU of compute capability 9.0; "
-            f"this is {dtype} with attention by {backend}"
+            f"batch_invariant on cannot be honoured on {device}: {reason}, or --batch-invariant off"
         )
-    if asked is BatchInvariant.AUTO:
-        return is_served and prefers_float16 and dtype is DType.BFLOAT16
-    return asked is BatchInvariant.ON
+    is_wanted = prefers_float16 and dtype is DType.BFLOAT16
+    return reason is None and (
+        asked is BatchInvariant.ON or (asked is BatchInvariant.AUTO and is_wanted)
+    )
 
 
 def pick_attention(

@@ -121,7 +121,11 @@ class Engine:
             encoder, heads = _read(folder, target, chosen, progress)
             backend = pick_attention(attention, target, TORCH_DTYPES[chosen], encoder.head_dim)
             is_fixed = pick_batch_invariance(
-                batch_invariant, backend, chosen, prefers_float16=preferred is DType.FLOAT16
+                batch_invariant,
+                target,
+                backend,
+                chosen,
+                prefers_float16=preferred is DType.FLOAT16,
             )
             runner = _runner(folder, encoder, heads, target, backend, batch_invariant=is_fixed)
         engine = cls(folder, encoder, heads, runner, target, chosen)

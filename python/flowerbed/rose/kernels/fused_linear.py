@@ -94,7 +94,7 @@ def plain_tile(out_features: int) -> Tile:
 
 
 def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x W^T + b by the faster kernel; both add up a sum in one order, so that no bit depends on which.
+    """X W^T + b by the faster kernel; both add up a sum in one order, so that no bit depends on which.
 
     Args:
         x: [num_rows, in_features].
@@ -111,7 +111,7 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x W^T + b; a row has the same bits among few rows and among many.
+    """X W^T + b; a row has the same bits among few rows and among many.
 
     The tensor cores of Hopper add up a sum in steps of 16 of the inner axis, one after another, in whichever kernel and
     tile, as long as it does not split that axis: cuBLAS does, for few rows of a deep one.

@@ -91,7 +91,7 @@ def _scaled_norm_rope(eps: float, tile: Tile, _device: torch.device) -> Kernel:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile) -> Tensor:
-    """x W^T + b, rounded once."""
+    """X W^T + b, rounded once."""
     out = x.new_empty(x.shape[0], weight.shape[0])
     operands = {} if bias is None else {"bias": bias[None]}
     _linear(tile, bias is not None, x.dtype, x.device)(x, weight, out, operands)
