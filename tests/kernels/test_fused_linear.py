@@ -205,9 +205,8 @@ def poison(device):
 def test_feed_forward_kernels_round_their_sums_and_their_results(
     hidden, inner, dtype, quack, monkeypatch
 ):
-    for name in ("SWIGLU", "BIAS_GELU"):
-        choice = getattr(fused_linear, name)
-        monkeypatch.setattr(fused_linear, name, choice._replace(min_rows=1))
+    monkeypatch.setattr(fused_linear, "SWIGLU", fused_linear.SWIGLU._replace(min_rows=1))
+    monkeypatch.setattr(fused_linear, "BIAS_GELU_MIN_ROWS", 1)
     torch.manual_seed(hidden)
     weight = torch.randn(2 * inner, hidden, device=quack, dtype=dtype) / hidden**0.5
     bias = torch.randn(2 * inner, device=quack, dtype=dtype)
@@ -220,12 +219,10 @@ def test_feed_forward_kernels_round_their_sums_and_their_results(
         assert_near(found, functional.silu(gate) * up, dtype)
         expected = functional.gelu(sums + bias.float())
         assert_near(fused_linear.linear_activation(x, weight, bias, "gelu"), expected, dtype)
-        monkeypatch.setattr(
-            fused_linear, "BIAS_GELU", fused_linear.BIAS_GELU._replace(min_rows=1 << 30)
-        )
+        monkeypatch.setattr(fused_linear, "BIAS_GELU_MIN_ROWS", 1 << 30)
         in_steps = fused_linear.linear_activation(x, weight, bias, "gelu")
         assert_near(in_steps, expected, dtype)
-        monkeypatch.setattr(fused_linear, "BIAS_GELU", fused_linear.BIAS_GELU._replace(min_rows=1))
+        monkeypatch.setattr(fused_linear, "BIAS_GELU_MIN_ROWS", 1)
         # A row alone is the row among others.
         assert torch.equal(fused_linear.linear_swiglu(x[-1:], weight), found[-1:])
 

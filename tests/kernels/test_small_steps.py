@@ -135,7 +135,7 @@ def test_parts_with_a_bias_add_up_and_their_layer_norm_is_rounded_once(device, m
             seen.add(parts.shape[0])
             product = on_cpu[0] @ on_cpu[1].T + bias.float()
             torch.testing.assert_close(parts.sum(0).cpu(), product, rtol=1e-5, atol=1e-5)
-            total = residual.float() + parts.sum(0).to(dtype).float().cpu()
+            total = residual.float() + sum(parts.unbind()).to(dtype).float().cpu()
             expected = torch.nn.functional.layer_norm(
                 total, shape[1:2], weight.float(), shift.float(), 1e-6
             )
@@ -170,7 +170,7 @@ def test_parts_add_up_to_the_product_and_their_norm_is_rounded_once(device, monk
             for add in implementations(device, add_parts, triton_add_parts, "add_parts_rms_norm"):
                 kept = residual.to(device, copy=True)
                 found = add(parts, kept, weight.to(device), 1e-6)
-                total = parts.sum(0).to(dtype).float().cpu()
+                total = sum(parts.unbind()).to(dtype).float().cpu()
                 assert_rounded_once(kept, residual.float() + total)
                 normed = norm.rms_norm(kept.float().cpu(), weight.float(), 1e-6)
                 assert_rounded_once(found, normed)

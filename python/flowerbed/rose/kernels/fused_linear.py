@@ -56,16 +56,22 @@ SWIGLU = Choice(512, Tile(128, 192, 2))
 NORM_ROPE = Choice(1_024, Tile(128, 128, 1))
 """1024 -> 4096: 11.2 13.6 19.5 32.2 62.8 122.9 247.5, fused 11.6 11.3 15.7 26.9 50.9 101.9 203.8. In a
 chain of layers of 512 rows it gains nothing."""
-BIAS_GELU = Choice(2_048, Tile(128, 128, 2))
-"""768 -> 3072: 7.1 9.1 13.8 22.3 42.0 80.6 163.8, fused 9.8 9.8 15.1 21.4 37.0 72.7 139.8.
-1024 -> 4096: 8.8 12.1 19.7 33.7 64.9 131.6 268.1, fused 11.3 11.8 17.6 30.4 56.8 110.6 215.7."""
-
-MIN_TILES = 250
-"""Of a product with nothing but a bias, where quack's kernel is the faster one; with fewer, cuBLAS has smaller ones."""
+BIAS_GELU_MIN_ROWS = 2_048
+"""768 -> 3072 in tiles of 128 x 192: 1024 14.0 and 12.2, 2048 22.4 and 18.8, 4096 42.7 and 32.8, 8192 81.0 and 62.0, 16384 158.6 and
+124.5; 1024 -> 4096 in tiles of 128 x 128: 21.3 and 17.9, 39.2 and 29.5, 69.2 and 53.8, 133.1 and 105.9, 261.7 and 206.8."""
+PROCESSORS = 132
+"""Of an H100 or H200: tiles that are computed at once."""
+MIN_TILES, MIN_FILL = 240, 0.9
+"""Where quack's product with nothing but a bias is the faster one: from so many tiles on if it is wide; else where the last
+tiles leave few processors idle."""
+WIDE = 2_048
+"""Columns of a wide product."""
+MAX_DEPTH = 2_048
+"""Inner axis beyond which it is not faster."""
 MAX_FEW_ROWS = 192
 """Rows of a batch-invariant product that `small_linear` multiplies."""
 FEW_ROWS_TILE = Tile(64, 128, 1)
-"""Of batch-invariant products with fewer than MIN_TILES."""
+"""Of batch-invariant products with fewer tiles than processors."""
 
 
 class NormRopeWeights(NamedTuple):
@@ -83,18 +89,17 @@ class NormRopeWeights(NamedTuple):
 
 
 def plain_tile(out_features: int) -> Tile:
-    """How quack's product with nothing but a bias is cut.
-
-    One H200, bfloat16, µs at 8,192 and 16,384 rows by cuBLAS and so: 768 -> 2304 48.1 88.6, 39.1 76.3; 768 -> 768 18.6 33.3,
-    16.0 27.4; 1024 -> 3072 84.8 151.7, 71.7 134.8; 1024 -> 1024 28.6 52.6, 25.5 47.2; 2048 -> 1024 53.3 92.5, 50.5 90.4; 3072 ->
-    1024 71.9 135.8, 69.1 133.4. No faster where the inner axis is deep: 3072 -> 768 52.3 101.9, 50.2 102.8; 4096 -> 1024 89.3
-    182.2, 95.7 197.8. Both have the same bits.
-    """
+    """How quack's product of many rows is cut, with nothing but a bias or with GELU."""
     return Tile(128, 192, 1) if out_features % 192 == 0 else Tile(128, 128, 2)
 
 
 def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """X W^T + b by the faster kernel; both add up a sum in one order, so that no bit depends on which.
+
+    One H200, bfloat16, µs at 4,096, 4,736, 8,192 and 16,384 rows by cuBLAS and by quack: 768 -> 2304 24.9 33.6 48.5 90.6, 21.2 26.5
+    40.2 80.6; 1024 -> 3072 40.8 43.6 78.5 158, 35.3 42.8 69.5 159; 768 -> 768 10.5 12.4 17.6 33.7, 9.7 14.7 15.4 28.1; 1024
+    -> 1024 15.3 18.2 26.9 52.7, 14.4 19.5 25.3 48.5; 2048 -> 1024 24.7 29.0 46.7 96.9, 24.4 34.4 46.7 93.7; 3072 -> 1024 34.9
+    42.3 70.3 140, 35.4 50.9 69.7 138.
 
     Args:
         x: [num_rows, in_features].
@@ -104,8 +109,10 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if x.is_cuda:
         out_features, in_features = weight.shape
         tile = plain_tile(out_features)
-        is_faster = _num_tiles(x, weight, tile) >= MIN_TILES and in_features <= 3 * out_features
-        if is_faster and _fuses(Choice(1, tile), x, weight):
+        num_tiles = _num_tiles(x, weight, tile)
+        fill = num_tiles / (-(-num_tiles // PROCESSORS) * PROCESSORS)
+        is_faster = num_tiles >= MIN_TILES if out_features >= WIDE else fill >= MIN_FILL
+        if is_faster and in_features <= MAX_DEPTH and _fuses(Choice(1, tile), x, weight):
             return quack_linear().linear(x, weight, bias, tile)
     return linear(x, weight, bias)
 
@@ -123,7 +130,7 @@ def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """
     if x.shape[0] > MAX_FEW_ROWS and _fuses(Choice(1, FEW_ROWS_TILE), x, weight):
         tile = plain_tile(weight.shape[0])
-        if _num_tiles(x, weight, tile) < MIN_TILES:
+        if _num_tiles(x, weight, tile) < PROCESSORS:
             tile = FEW_ROWS_TILE
         return quack_linear().linear(x, weight, bias, tile)
     if use_triton(x):
@@ -170,9 +177,11 @@ def linear_activation(
             return linear(x, weight, bias, activation)
         return ACTIVATIONS[activation](saturated(invariant_linear(x, weight, bias), x.dtype))
     approximate = GELUS[activation]
-    min_rows = 1 if batch_invariant else None
-    if bias is not None and approximate == "none" and _fuses(BIAS_GELU, x, weight, min_rows):
-        return quack_linear().linear_gelu(x, weight, bias, BIAS_GELU.tile)
+    if bias is not None and approximate == "none":
+        tile = plain_tile(weight.shape[0])
+        min_rows = 1 if batch_invariant else BIAS_GELU_MIN_ROWS
+        if _fuses(Choice(min_rows, tile), x, weight):
+            return quack_linear().linear_gelu(x, weight, bias, tile)
     return bias_gelu(multiply(x, weight, None), bias, approximate)
 
 

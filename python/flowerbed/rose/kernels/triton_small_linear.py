@@ -33,6 +33,7 @@ MIN_COLUMNS = 32
 """Of a program; by them parts are counted."""
 NARROW_COLUMNS = 16
 """Of a program where they would be too few."""
+MIN_INNER = 16
 INNER_BYTES = 256
 """What a program takes of each row at once."""
 NUM_STAGES, NUM_WARPS = 4, 4
@@ -218,6 +219,9 @@ def _linear(
     num_tokens, width = x.shape
     num_columns = weight.shape[0]
     tile = _tile(x, num_tokens)
+    if width // num_parts <= tile.inner:
+        # At least two turns of the loop: of one alone Triton would start the sum with the bias.
+        tile = tile._replace(inner=max(MIN_INNER, triton.next_power_of_2(width // num_parts) // 2))
     programs = triton.cdiv(num_columns, tile.columns) * triton.cdiv(num_tokens, tile.rows)
     if is_narrow and 2 * programs < PROCESSORS:
         tile = tile._replace(columns=NARROW_COLUMNS)
