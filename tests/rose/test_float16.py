@@ -61,12 +61,13 @@ def on_a_cpu(monkeypatch):
 
 
 @pytest.fixture
-def doctored(tmp_path, minilm_folder):
+def doctored(tmp_path, request):
     """Copies MiniLM, or another folder, with weights that a function has changed."""
 
     def make(change, original=None):
         folder = tmp_path / change.__name__
-        shutil.copytree(original or minilm_folder, folder)
+        # Asked for where it is needed: a machine with a GPU may not have the packaged model.
+        shutil.copytree(original or request.getfixturevalue("minilm_folder"), folder)
         weights = load_file(folder / "model.safetensors")
         change(weights)
         save_file(weights, folder / "model.safetensors")
