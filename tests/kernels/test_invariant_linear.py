@@ -11,6 +11,9 @@ from flowerbed.rose.kernels.linear import linear
 from flowerbed.rose.kernels.pooling import POOLERS
 from rounding import assert_rounded_once
 
+# quack imports the compiler of torch, which warns of its own code.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
 DTYPES = {"cpu": (torch.float32, torch.float16), "cuda": (torch.float32, torch.bfloat16)}
 SHAPES = [(1024, 3072), (768, 3072), (2304, 768), (384, 1536), (40, 136)]
 """Outputs and inputs."""
