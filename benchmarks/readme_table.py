@@ -18,7 +18,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "h200.jsonl"
 BEGIN = "<!-- figures: made by benchmarks/readme_table.py -->"
 END = "<!-- end of figures -->"
 FOLDER_COMMAND = "python benchmarks/random_models.py SHAPE FOLDER"
-ENGINE_COMMAND = "flowerbed bench engine FOLDER --dtype bfloat16 --budget 4672 --budget 16384"
+ENGINE_COMMAND = "flowerbed bench engine FOLDER --budget 4672 --budget 16384"
 SERVING_COMMAND = "python benchmarks/serving_gpu.py FOLDER"
 Row = dict[str, Any]
 
@@ -85,8 +85,9 @@ def serving_table(rows: Sequence[Row]) -> list[str]:
 
 def block(rows: Sequence[Row]) -> str:
     """All that stands between the comments."""
-    engine = [row for row in rows if row["benchmark"] == "engine" and row["suite"] != "curve"]
-    engine = newest(engine, "model", "dtype", "suite")
+    own = (row for row in rows if row["benchmark"] == "engine" and row["suite"] != "curve")
+    engine = [{"batch_invariant": False} | row for row in own]  # which older rows do not say
+    engine = newest(engine, "model", "dtype", "batch_invariant", "suite")
     serving = newest([row for row in rows if row.get("benchmark") == "serving_gpu"])
     last = engine[-1]
     commits = ", ".join(dict.fromkeys(row["commit"] for row in (*engine, *serving)))
@@ -96,7 +97,7 @@ def block(rows: Sequence[Row]) -> str:
             f"One {last['device']}, torch {last['torch']}, {last['attention']}; random weights of the real "
             f"shapes (`{FOLDER_COMMAND}`); commit {commits}.",
             "",
-            f"`{ENGINE_COMMAND}`, from ids in host memory to vectors in host memory.",
+            f"`{ENGINE_COMMAND}` (and `--dtype`, `--batch-invariant` as each line says), from ids in host memory to vectors in host memory.",
             "One request of texts x tokens, p50 / p99 in milliseconds:",
             "",
             *requests_table(engine),
@@ -126,7 +127,8 @@ def line(cells: Sequence[str]) -> str:
 
 def title(row: Row) -> str:
     """What ran."""
-    return f"{row['model'].removesuffix(' (random weights)')}, {row['dtype']}"
+    mode = ", batch-invariant" if row.get("batch_invariant") else ""
+    return f"{row['model'].removesuffix(' (random weights)')}, {row['dtype']}{mode}"
 
 
 def unique(rows: Sequence[Row]) -> list[str]:
