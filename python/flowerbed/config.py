@@ -35,7 +35,7 @@ GPU_SATURATION_BATCH_TOKENS = 16_384
 GPU_ONLINE_BATCH_TOKENS = 1_024
 """Step of the stream that only queries use; the graphs of that stream end here."""
 GPU_BESIDE_BATCH_TOKENS = 128
-"""Such a step while other work runs: the kernels of small steps, which find room beside it, end there. A query
+"""Such a step while other work runs: the kernels of small steps, which find room beside it, end there but for narrow BERTs. A query
 waits 1.6 ms for such a step and 5 ms for a larger one (one H200, docs/measured-facts.md)."""
 SPIN_MS = 20
 MIN_SPIN_CORES = 8

@@ -20,7 +20,7 @@ from flowerbed.rose.kernels import CompileCase, backend
 
 NUM_ROWS = (37, 3_000, 8_192)
 CAPABILITY = 90
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 HIDDEN = (128, 384, 768, 1000, 1024, 2560)
 HEADS = ((16, 8, 128), (14, 2, 64), (12, 12, 64))
 WIDTHS = (1200, 1536, 3072)

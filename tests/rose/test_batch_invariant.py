@@ -1,4 +1,4 @@
-"""Who gets batch-invariant steps, what is refused, and that the mode reaches every part of a step."""
+"""Who gets batch-invariant steps, and what is refused; that bits are equal only a GPU can show."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 
 from flowerbed.config import BatchInvariant, DType
 from flowerbed.errors import ConfigError
+from flowerbed.rose import device as devices
 from flowerbed.rose.device import pick_batch_invariance
 from flowerbed.rose.kernels.attention import Backend
 
@@ -21,6 +22,7 @@ def folder(make_folder, pool):
 @pytest.mark.parametrize(
     ("major", "backend", "dtype", "prefers_float16", "automatic", "refusal"),
     [
+        (9.5, FLASH, DType.BFLOAT16, True, False, "quack-kernels does not load"),
         (9, FLASH, DType.BFLOAT16, True, True, None),
         (9, FLASH, DType.FLOAT16, True, False, None),
         (9, FLASH, DType.BFLOAT16, False, False, None),
@@ -34,7 +36,9 @@ def folder(make_folder, pool):
 def test_auto_is_for_bfloat16_of_encoders_that_prefer_float16_where_the_device_can(
     monkeypatch, major, backend, dtype, prefers_float16, automatic, refusal
 ):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (int(major), 0))
+    has_quack = major == 9  # 9.5 stands for the same GPU without it
+    monkeypatch.setattr(devices, "fuses_products", lambda device, dtype: has_quack)
     gpu = torch.device("cuda", 0)
 
     def pick(asked):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from flowerbed.config import BatchInvariant, DType, GraphCapture
@@ -13,6 +14,9 @@ from flowerbed.folder import ModelFolder
 from flowerbed.rose.engine import Engine
 from flowerbed.rose.graphs import token_buckets
 from flowerbed.rose.inputs import PackedBatch, RowFormat
+from flowerbed.rose.kernels.attention import Backend
+from flowerbed.rose.kernels.flash_attention import why_not
+from flowerbed.rose.kernels.fused_linear import fuses_products
 from references import engine_rows, lowest_cosine
 from small_models import VOCAB_ROWS, small_model
 
@@ -57,6 +61,10 @@ def texts() -> Ids:
 
 
 def load(folder: ModelFolder, dtype: DType) -> Engine:
+    gpu = torch.device("cuda", 0)
+    reason = why_not(Backend.FLASH_ATTN_4, gpu, torch.bfloat16, 64)
+    if reason is not None or not fuses_products(gpu, torch.bfloat16):
+        pytest.skip(reason or "no quack-kernels for this GPU")
     return Engine.load(folder, device="cuda", dtype=dtype, batch_invariant=BatchInvariant.ON)
 
 

@@ -88,6 +88,7 @@ class Measured:
     is_kept: bool
     dtype: str  # of the steps; the products of the ceilings have that of its activations
     attention: str
+    batch_invariant: bool
     ceilings: Ceilings
 
     def as_dict(self) -> dict[str, object]:
@@ -95,6 +96,7 @@ class Measured:
         return {
             "dtype": self.dtype,
             "attention": self.attention,
+            "batch_invariant": self.batch_invariant,
             "ceilings": asdict(self.ceilings),
             "steps": [
                 {"tokens": p.tokens, "ms": p.ms, "tokens_per_s": p.tokens_per_second}
@@ -110,6 +112,7 @@ class Measured:
         """For people."""
         lines = ["", f"{self.knee.conditions.device}: {self.ceilings}"]
         how = f"in {self.dtype}, attention by {self.attention}"
+        how += ", batch-invariant" if self.batch_invariant else ""
         lines += [f"whole steps of {self.knee.model} {how}", ""]
         lines.append(f"{'tokens':>8} {'ms':>10} {'tokens/s':>10}")
         for point in self.points:
@@ -171,7 +174,16 @@ def _measure(
                 f"cannot keep the knee of {found.tokens} tokens in {knee.cache_file()} "
                 f"({error.strerror}): give --max-batch-tokens {budget} instead"
             ) from error
-    return Measured(points, found, budget, is_kept, engine.dtype, engine.attention, best)
+    return Measured(
+        points=points,
+        knee=found,
+        budget=budget,
+        is_kept=is_kept,
+        dtype=engine.dtype,
+        attention=engine.attention,
+        batch_invariant=engine.batch_invariant,
+        ceilings=best,
+    )
 
 
 def _text(report: Report) -> str:

@@ -15,6 +15,7 @@ from flowerbed.config import Attention, BatchInvariant, DType
 from flowerbed.errors import ConfigError, DeviceError
 from flowerbed.rose.kernels.attention import Backend
 from flowerbed.rose.kernels.flash_attention import EXTRAS, why_not
+from flowerbed.rose.kernels.fused_linear import fuses_products
 
 log = logging.getLogger(__name__)
 
@@ -137,11 +138,13 @@ def pick_batch_invariance(
     """
     reason = None
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != HOPPER:
-        reason = "only kernels of Hopper GPUs (sm_90) are known to add up in one order"
+        reason = "only kernels of Hopper GPUs (sm_90) are known to add up in one order; use auto"
     elif dtype not in (DType.BFLOAT16, DType.FLOAT16):
         reason = f"{dtype} has other products; use --dtype bfloat16 or float16"
     elif backend is not Backend.FLASH_ATTN_4:
         reason = f"attention by {backend} is not known to give it; use flash-attn-4"
+    elif not fuses_products(device, TORCH_DTYPES[dtype]):
+        reason = "quack-kernels does not load, and other products have other bits; install it"
     if asked is BatchInvariant.ON and reason is not None:
         raise ConfigError(
             f"batch_invariant on cannot be honoured on {device}: {reason}, or --batch-invariant off"

@@ -106,7 +106,7 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         weight: From `pack_weight`, [out_features, in_features].
         bias: [out_features], or None.
     """
-    if x.is_cuda:
+    if x.is_cuda and x.shape[0]:
         out_features, in_features = weight.shape
         tile = plain_tile(out_features)
         num_tiles = _num_tiles(x, weight, tile)

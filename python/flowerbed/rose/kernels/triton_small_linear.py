@@ -34,6 +34,7 @@ MIN_COLUMNS = 32
 NARROW_COLUMNS = 16
 """Of a program where they would be too few."""
 MIN_INNER = 16
+"""What the tensor cores take at once; a product with no more columns has one turn of the loop."""
 INNER_BYTES = 256
 """What a program takes of each row at once."""
 NUM_STAGES, NUM_WARPS = 4, 4
