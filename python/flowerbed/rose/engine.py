@@ -277,7 +277,7 @@ def _runner(
     device: torch.device,
     backend: Backend,
     *,
-    batch_invariant: bool,
+    batch_invariant: bool = False,
 ) -> Runner:
     if batch_invariant:
         log.info("batch-invariant: a text has the same vector, to the bit, alone and among others")
