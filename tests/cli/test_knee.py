@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -224,11 +225,18 @@ def test_steps_in_8_bits_are_told_as_such_beside_products_in_16() -> None:
     from flowerbed.rose.ceilings import Ceilings
 
     best = Ceilings(4e12, 7e14, "bfloat16")
-    measured = Measured([Point(64, 1.0)], a_knee(), 4_672, True, "fp8", "flash-attn-4", best)
+    how = "fp8", "flash-attn-4"
+    measured = Measured([Point(64, 1.0)], a_knee(), 4_672, True, *how, False, best)
     text = measured.as_text()
     assert "4,000 GB/s (read and written), bfloat16 products 700.00 TFLOP/s" in text
     assert "whole steps of garden/rose in fp8, attention by flash-attn-4" in text
     assert "--max-batch-tokens 4672\nmore than the knee, since queries have streams" in text
+    assert "batch-invariant" not in text
+    assert (
+        "attention by flash-attn-4, batch-invariant"
+        in replace(measured, batch_invariant=True).as_text()
+    )
+    assert measured.as_dict()["batch_invariant"] is False
     assert (measured.as_dict()["knee"], measured.as_dict()["max_batch_tokens"]) == (768, 4_672)
 
 
