@@ -15,12 +15,10 @@ from flowerbed.config import Attention, BatchInvariant, DType
 from flowerbed.errors import ConfigError, DeviceError
 from flowerbed.rose.kernels.attention import Backend
 from flowerbed.rose.kernels.flash_attention import EXTRAS, why_not
-from flowerbed.rose.kernels.fused_linear import fuses_products
+from flowerbed.rose.kernels.fused_linear import HOPPER, fuses_products
 
 log = logging.getLogger(__name__)
 
-HOPPER = 9
-"""Major compute capability of H100, H200."""
 CPU_BFLOAT16_FEATURES = ("avx512_bf16", "amx_bf16")
 _OUT_OF_MEMORY = ("out of memory", "DefaultCPUAllocator: can't", "CUBLAS_STATUS_ALLOC_FAILED")
 """torch.OutOfMemoryError is only what its allocator of GPU memory raises."""

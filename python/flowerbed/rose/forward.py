@@ -54,7 +54,7 @@ class RaggedModel:
             on_host=on_host,
             batch_invariant=fixed,
         )
-        context = ForwardContext(positions, token_types, plan, fixed)
+        context = ForwardContext(positions, token_types, plan)
         hidden = self.encoder(inputs.ids, context)
         spans = SegmentSpans(inputs.segments, inputs.cu_seqlens, max_seqlen, fixed)
         rows = self.heads[head](hidden, spans)

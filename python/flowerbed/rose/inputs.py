@@ -132,7 +132,11 @@ class ForwardContext:
     positions: Tensor  # [num_tokens] integer, counted from each sequence's start; 0 for padding
     token_types: Tensor | None  # [num_tokens] integer, 1 in a pair's second text; None: no pairs
     attention: AttentionPlan
-    batch_invariant: bool = False  # rows have the same bits whatever else is in the step
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether rows have the same bits whatever else is in the step."""
+        return self.attention.batch_invariant
 
 
 @dataclass(frozen=True, slots=True)

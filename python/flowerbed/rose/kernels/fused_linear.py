@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 QUACK = "0.6."
 """Versions whose inner interfaces `quack_linear` is written for."""
 HOPPER = 9
+"""Major compute capability of H100 and H200."""
 FUSED_DTYPES = (torch.bfloat16, torch.float16)
 HEAD_DIM = 128
 """The head size that the kernel with norm and rotation serves: columns of its tile."""
