@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +28,21 @@ DEVICES = [
 def one_thread():
     """Threads that spin at a barrier make tests ten times slower beside other work."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def compiled() -> Callable[[str], Any]:
+    """Runs a script of this folder that compiles kernels for GPUs, and reads the JSON that it prints."""
+
+    def run(name: str) -> Any:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment.pop("TRITON_INTERPRET", None)
+        command = [sys.executable, str(Path(__file__).with_name(name))]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
 
 
 @pytest.fixture(params=DEVICES)

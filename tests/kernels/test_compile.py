@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-
-SCRIPT = Path(__file__).with_name("compile_kernels.py")
 
 
 @pytest.fixture(scope="module")
-def report():
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    environment.pop("TRITON_INTERPRET", None)
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def report(compiled):
+    return compiled("compile_kernels.py")
 
 
 @pytest.mark.timeout(300)  # under a minute where Triton's cache is empty; seconds later

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("row_arithmetic.py")
-
 
 @pytest.fixture(scope="module")
-def forms():
+def forms(compiled):
     """Forms by what they compute."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    environment.pop("TRITON_INTERPRET", None)
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
     found = defaultdict(list)
-    for form in json.loads(done.stdout):
+    for form in compiled("row_arithmetic.py"):
         found[form["what"]].append(form)
     return found
 

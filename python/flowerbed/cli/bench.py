@@ -13,7 +13,7 @@ import typer
 
 from flowerbed import config, logs
 from flowerbed.cli import options
-from flowerbed.cli.progress import Fetching, Loading
+from flowerbed.cli.engine import load_engine
 
 if TYPE_CHECKING:  # loads torch
     from flowerbed.bench import Row
@@ -67,23 +67,13 @@ def engine(
     Prints one JSON object a line: latency of one request, of 5, 25 and 50 texts to score, and
     throughput at fixed lengths and at a real mix (seq_len 0); each with the worst cosine to float32.
     """
-    from flowerbed import bench, devices, hub, knee
-    from flowerbed.folder import read_folder
-    from flowerbed.rose.engine import Engine
+    from flowerbed import bench, devices, knee
 
     logs.setup(config.LogFormat.TEXT)
     first = devices.expand(device)[0]
-    with Fetching(model, config.LogFormat.TEXT) as fetching:
-        folder = read_folder(hub.resolve(model, revision=revision, progress=fetching.advance))
-    with Loading(folder.id, config.LogFormat.TEXT) as loading:
-        measured = Engine.load(
-            folder,
-            device=first,
-            dtype=dtype,
-            attention=attention,
-            batch_invariant=batch_invariant,
-            progress=loading.advance,
-        )
+    measured = load_engine(
+        model, revision, first, dtype, attention, batch_invariant, config.LogFormat.TEXT
+    )
     by_default = knee.default_budget(first, measured.space, measured.attention, measured.streams)
     chosen = budgets or sorted({by_default, knee.default_saturation(first)})
     measured.capture(
@@ -94,7 +84,7 @@ def engine(
     )
     cosine = _cosine(measured, first, max(chosen)) if is_reference else None
     shared = _conditions(measured, first, label) | {"min_cosine": cosine}
-    longest = folder.text.max_length
+    longest = measured.folder.text.max_length
     shapes = {
         Suite.LATENCY: bench.LATENCY_SHAPES,
         Suite.SCORING: bench.SCORING_SHAPES,

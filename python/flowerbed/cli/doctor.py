@@ -11,7 +11,7 @@ import typer
 
 from flowerbed import config, logs
 from flowerbed.cli import options
-from flowerbed.cli.progress import Fetching, Loading
+from flowerbed.cli.engine import load_engine
 
 if TYPE_CHECKING:  # loads torch
     from flowerbed.knee import Knee
@@ -140,27 +140,14 @@ def _measure(
     batch_invariant: config.BatchInvariant,
     log_format: config.LogFormat,
 ) -> Measured:
-    from flowerbed import devices, hub, knee
+    from flowerbed import devices, knee
     from flowerbed.errors import ConfigError
-    from flowerbed.folder import read_folder
     from flowerbed.measure import as_knee, is_steady, measure, pick
     from flowerbed.rose.ceilings import ceilings
     from flowerbed.rose.device import TORCH_DTYPES
-    from flowerbed.rose.engine import Engine
 
     first = devices.expand(device)[0]
-    with Fetching(model, log_format) as fetching:
-        resolved = hub.resolve(model, revision=revision, progress=fetching.advance)
-    folder = read_folder(resolved)
-    with Loading(folder.id, log_format) as loading:
-        engine = Engine.load(
-            folder,
-            device=first,
-            dtype=dtype,
-            attention=attention,
-            batch_invariant=batch_invariant,
-            progress=loading.advance,
-        )
+    engine = load_engine(model, revision, first, dtype, attention, batch_invariant, log_format)
     best = ceilings(engine.device, TORCH_DTYPES[engine.dtype])
     points = measure(engine)
     found = as_knee(engine, pick(points))
