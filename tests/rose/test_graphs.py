@@ -8,7 +8,13 @@ from itertools import pairwise
 import pytest
 
 from flowerbed.config import GraphCapture
-from flowerbed.rose.graphs import GraphCache, GraphKey, make_grid, token_buckets
+from flowerbed.rose.engine import WARM_UP_TOKENS
+from flowerbed.rose.graphs import MANY_SLOTS, GraphCache, GraphKey, make_grid, token_buckets
+from flowerbed.rose.kernels.backend import MANY_ROWS
+from flowerbed.rose.kernels.fused_linear import MAX_FEW_ROWS
+from flowerbed.rose.kernels.short_sequences import MAX_SHORT_SEQLEN
+from flowerbed.rose.kernels.triton_pooling import num_splits
+from flowerbed.rose.staging import SLOT_MULTIPLE, TOKEN_MULTIPLE
 
 MEGABYTE = 1 << 20
 
@@ -226,3 +232,33 @@ def test_the_padding_counts_for_a_tight_bound() -> None:
 
 def test_off_nothing_has_a_key() -> None:
     assert Fixture(GraphCapture.OFF).cache.key(64, 1, 64) is None
+
+
+@pytest.mark.parametrize("max_tokens", [64, 192, 512, 1_024, 2_048, 4_672, 16_384, 20_000])
+@pytest.mark.parametrize("is_tight", [False, True])
+def test_a_start_meets_each_kernel_that_a_step_without_a_graph_can_meet(
+    max_tokens: int, is_tight: bool
+) -> None:
+    grid = make_grid(max_tokens, is_bound_tight=is_tight)
+    chosen = grid.kernel_keys()
+    assert len(chosen) <= 2 + max(0, (max_tokens // MANY_ROWS).bit_length())
+    warm = (-(-size // TOKEN_MULTIPLE) * TOKEN_MULTIPLE for size in WARM_UP_TOKENS)
+    met = {kernels(GraphKey(size, SLOT_MULTIPLE, size)) for size in warm}
+    met |= {kernels(key) for key in (*chosen, grid.largest)}
+    for size in range(TOKEN_MULTIPLE, max_tokens + 1, TOKEN_MULTIPLE):
+        for num_slots in range(SLOT_MULTIPLE, MANY_SLOTS + 1, SLOT_MULTIPLE):
+            step = GraphKey(size, num_slots, size)
+            assert {part for parts in met for part in parts} >= {*kernels(step)}, step
+    for key in chosen:
+        assert key.num_tokens <= grid.largest.num_tokens
+        assert key.num_slots <= grid.largest.num_slots
+    shorts = [key for key in chosen if key.max_seqlen < key.num_tokens]
+    assert all(key.max_seqlen == MAX_SHORT_SEQLEN for key in shorts)
+    assert bool(shorts) is (not is_tight and max_tokens > MAX_SHORT_SEQLEN)
+
+
+def kernels(key: GraphKey) -> tuple[tuple[str, int], ...]:
+    """What of a step moves them: see `Grid.kernel_keys`."""
+    few = key.num_tokens if key.num_tokens <= MAX_FEW_ROWS else 0
+    splits = num_splits(key.max_seqlen, key.num_slots)
+    return ("few rows", few), ("many rows", key.num_tokens >= MANY_ROWS), ("splits", splits)

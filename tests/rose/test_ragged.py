@@ -25,6 +25,7 @@ from flowerbed.rose.kernels import flash_attention
 from flowerbed.rose.kernels.attention import Backend
 from flowerbed.rose.kernels.pack import RowDtype
 from flowerbed.rose.ragged import RaggedRunner
+from flowerbed.rose.staging import StagedInputs
 
 MAX_ROW_BYTES = 4 * 32
 
@@ -168,6 +169,28 @@ def test_every_size_is_captured_before_the_first_step(
         assert runner.step(batch_of([7, 9])).mode == "replay"
         assert runner.step(batch_of([7], stream="online")).mode == "replay"
     assert device.num_captures == at_start
+
+
+@pytest.mark.parametrize("when", [GraphCapture.OFF, GraphCapture.LAZY])
+def test_without_graphs_a_start_runs_a_step_for_each_kernel(
+    runner: RaggedRunner, monkeypatch: pytest.MonkeyPatch, when: GraphCapture
+) -> None:
+    sizes: list[tuple[int, int, int]] = []
+
+    def forward(
+        _model: RaggedModel, inputs: StagedInputs, _head: str, max_seqlen: int, *_: object
+    ) -> None:
+        sizes.append((len(inputs.ids), len(inputs.pair_starts), max_seqlen))
+
+    monkeypatch.setattr(RaggedModel, "forward", forward)
+    capture(runner, when, 5_000)
+    online = [(64, 128, 64)]  # the largest, which is short
+    normal = [(size, 16, size) for size in (192, 2_048, 4_096)]
+    normal = [(5_120, 128, 5_120), *normal, (5_120, 128, 64)]
+    if when is GraphCapture.OFF:
+        assert sizes == [*online, *online, *normal]
+    else:
+        assert {*online, *normal} <= {*sizes}
 
 
 def test_captured_again_for_other_sizes_steps_are_right(

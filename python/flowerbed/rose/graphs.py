@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from flowerbed.config import GraphCapture
+from flowerbed.rose.kernels.backend import MANY_ROWS
+from flowerbed.rose.kernels.fused_linear import MAX_FEW_ROWS
 from flowerbed.rose.kernels.short_sequences import MAX_SHORT_SEQLEN
 
 log = logging.getLogger(__name__)
@@ -112,6 +114,23 @@ class Grid:
     def all_keys(self) -> list[GraphKey]:
         """Those of a class after those of another, the largest first; their bound is not tight."""
         return [key for one in self.classes for key in one.all_keys()]
+
+    def kernel_keys(self) -> list[GraphKey]:
+        """Steps that between them, those of `Engine.warm_up` and the largest meet every kernel of a step without a graph.
+
+        Batch-invariant products of few rows take the widest programs at `MAX_FEW_ROWS`. At `MANY_ROWS` programs begin to
+        take several rows, and there and at each doubling pooling splits its sums further, where rows are few. Steps of
+        short sequences have attention of their own. Products of many rows see to themselves (`fused_linear`).
+        """
+        largest = self.largest
+        doubled = (MANY_ROWS << i for i in range(largest.num_tokens.bit_length()))
+        few, _ = SLOT_CLASSES
+        sizes = [size for size in (MAX_FEW_ROWS, *doubled) if size <= largest.num_tokens]
+        keys = [GraphKey(size, few, size) for size in sizes]
+        if largest.max_seqlen > MAX_SHORT_SEQLEN and not self.is_bound_tight:
+            num_short = min(largest.num_tokens, largest.num_slots * MAX_SHORT_SEQLEN)
+            keys.append(GraphKey(num_short, largest.num_slots, MAX_SHORT_SEQLEN))
+        return keys
 
     def key(self, num_tokens: int, num_slots: int, max_seqlen: int) -> GraphKey | None:
         """The key that holds a step with the least padding; None if none does."""

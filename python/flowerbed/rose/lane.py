@@ -186,8 +186,10 @@ class Lane:
             capture=self._capture_key,
         )
         with self._device.on(self._stream):
-            # So that its memory is there before requests come, and no capture among them builds a kernel.
+            # So that its memory is there before requests come, and no step or capture among them builds a kernel.
             self._run_padding(largest)
+            for key in grid.kernel_keys() if when is not GraphCapture.START else ():
+                self._run_padding(key)
             for one in grid.classes if when is GraphCapture.LAZY else ():
                 ends = one.buckets[0], one.buckets[-1]
                 for key in one.all_keys():

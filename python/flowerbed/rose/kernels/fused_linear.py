@@ -107,14 +107,16 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         weight: From `pack_weight`, [out_features, in_features].
         bias: [out_features], or None.
     """
-    if x.is_cuda and x.shape[0]:
-        out_features, in_features = weight.shape
-        tile = plain_tile(out_features)
+    out_features, in_features = weight.shape
+    tile = plain_tile(out_features)
+    if in_features <= MAX_DEPTH and _fuses(Choice(1, tile), x, weight):
+        kernels = quack_linear()
+        # Whatever x has, so that steps of a start build it, and no later one waits for that.
+        kernels.build_linear(x, weight, bias, tile)
         num_tiles = _num_tiles(x, weight, tile)
         fill = num_tiles / (-(-num_tiles // PROCESSORS) * PROCESSORS)
-        is_faster = num_tiles >= MIN_TILES if out_features >= WIDE else fill >= MIN_FILL
-        if is_faster and in_features <= MAX_DEPTH and _fuses(Choice(1, tile), x, weight):
-            return quack_linear().linear(x, weight, bias, tile)
+        if num_tiles >= MIN_TILES if out_features >= WIDE else fill >= MIN_FILL:
+            return kernels.linear(x, weight, bias, tile)
     return linear(x, weight, bias)
 
 
@@ -130,10 +132,13 @@ def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         bias: [out_features], or None.
     """
     if x.shape[0] > MAX_FEW_ROWS and _fuses(Choice(1, FEW_ROWS_TILE), x, weight):
+        kernels = quack_linear()
         tile = plain_tile(weight.shape[0])
+        for one in (FEW_ROWS_TILE, tile):  # both, as in `fused_linear`
+            kernels.build_linear(x, weight, bias, one)
         if _num_tiles(x, weight, tile) < PROCESSORS:
             tile = FEW_ROWS_TILE
-        return quack_linear().linear(x, weight, bias, tile)
+        return kernels.linear(x, weight, bias, tile)
     if use_triton(x):
         from flowerbed.rose.kernels import triton_small_linear
 

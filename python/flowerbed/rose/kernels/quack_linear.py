@@ -1,7 +1,7 @@
 """Products with more in their kernels, by quack's CuTe kernels for Hopper.
 
-A kernel is compiled at its first call, in 1 to 5 s, and kept on disk (QUACK_CACHE_DIR, else in the
-folder for temporary files); it serves any number of rows and sizes. Launching one takes 13 to 24 µs of
+A kernel is compiled at its first call or by `build_linear`, in 1 to 5 s, and kept on disk (QUACK_CACHE_DIR, else in
+the folder for temporary files); it serves any number of rows and sizes. Launching one takes 13 to 24 µs of
 the processor, where a Triton kernel takes 46. Imported by `fused_linear`, only where quack is there.
 """
 # pyright: reportMissingImports=false
@@ -36,6 +36,11 @@ class Kernel:
 
     def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None, operands: Any) -> None:
         """Enqueues it. `out` is the product's own; the epilogue's outputs are among the operands."""
+        self.build(x, weight, out, operands)
+        run_gemm_epi_plan(self.plan, x, weight.T, out, None, operands)
+
+    def build(self, x: Tensor, weight: Tensor, out: Tensor | None, operands: Any) -> None:
+        """Compiles it, unless that is done."""
         if self.plan is None:
             self.plan = self.epilogue.gemm(
                 x,
@@ -52,7 +57,6 @@ class Kernel:
                 post_init_attrs=FAST if x.itemsize == 1 else (),
                 _launch=False,
             )
-        run_gemm_epi_plan(self.plan, x, weight.T, out, None, operands)
 
 
 @cache
@@ -96,6 +100,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile) -> Tensor
     operands = {} if bias is None else {"bias": bias[None]}
     _linear(tile, bias is not None, x.dtype, x.device)(x, weight, out, operands)
     return out
+
+
+def build_linear(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile) -> None:
+    """Compiles what `linear` runs for such tensors of any number of rows."""
+    kernel = _linear(tile, bias is not None, x.dtype, x.device)
+    if kernel.plan is None:
+        operands = {} if bias is None else {"bias": bias[None]}
+        kernel.build(x, weight, x.new_empty(x.shape[0], weight.shape[0]), operands)
 
 
 def linear_swiglu(x: Tensor, weight: Tensor, tile: Tile) -> Tensor:

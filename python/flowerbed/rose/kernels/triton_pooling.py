@@ -293,14 +293,16 @@ def pool_segments(
         num_columns,
         cu_seqlens.shape[0] - 1,
     )
+    has_weighted = "weightedmean" in modes
     constexprs = {
         "MODES": sum(MODE_CODES[mode] << (4 * i) for i, mode in enumerate(modes)),
         "NUM_MODES": len(modes),
         "HAS_SUM": "mean" in modes or "mean_sqrt_len_tokens" in modes,
-        "HAS_WEIGHTED": "weightedmean" in modes,
+        "HAS_WEIGHTED": has_weighted,
         "HAS_MAX": "max" in modes,
         "NUM_SPLITS": splits,
-        "NUM_STEPS": search_steps(cu_seqlens.shape[0] - 1),
+        # Nothing else looks for a sequence: one kernel for any number of them.
+        "NUM_STEPS": search_steps(cu_seqlens.shape[0] - 1) if has_weighted else 0,
         "BLOCK_T": (SHORT_BLOCK_TOKENS if is_short else BLOCK_TOKENS) if reads_all else 1,
     }
     columns, num_warps = BLOCK_COLUMNS, 4 if is_short else 8
