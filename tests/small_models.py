@@ -69,6 +69,41 @@ def small_model(
     return read_folder(resolve(str(path)))
 
 
+def add_dense(folder: ModelFolder, *widths: int) -> ModelFolder:
+    """Adds a Normalize after pooling and then Dense modules of random weights, each of so many columns, and reads it again.
+
+    As sentence-transformers saves them; the first has GELU, the last neither bias nor activation.
+    """
+    from safetensors.torch import save_file
+
+    torch.manual_seed(6)
+    paths = ["", "1_Pooling", "2_Normalize", *(f"{i}_Dense" for i, _ in enumerate(widths, 3))]
+    kinds = ["Transformer", "Pooling", "Normalize", *("Dense" for _ in widths)]
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(zip(paths, kinds, strict=True))
+    ]
+    (folder.path / "modules.json").write_text(json.dumps(modules))
+    inputs = folder.hidden_size
+    for i, (path, outputs) in enumerate(zip(paths[3:], widths, strict=True)):
+        is_last = i == len(widths) - 1
+        weights = {"linear.weight": torch.randn(outputs, inputs) / inputs**0.5}
+        if not is_last:
+            weights["linear.bias"] = torch.randn(outputs) / 8
+        activation = "linear.Identity" if is_last else "activation.GELU"
+        config = {
+            "in_features": inputs,
+            "out_features": outputs,
+            "bias": not is_last,
+            "activation_function": f"torch.nn.modules.{activation}",
+        }
+        (folder.path / path).mkdir()
+        (folder.path / path / "config.json").write_text(json.dumps(config))
+        save_file(weights, folder.path / path / "model.safetensors")
+        inputs = outputs
+    return read_folder(resolve(str(folder.path)))
+
+
 def edit(path: Path, **changes: object) -> None:
     """Changes settings of a JSON file."""
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 DTYPES = {"cpu": (torch.float32, torch.float16), "cuda": (torch.float32, torch.bfloat16)}
 SHAPES = [(1024, 3072), (768, 3072), (2304, 768), (384, 1536), (40, 136)]
 """Outputs and inputs."""
-COUNTS = (1, 8, 64, 65, 128, 192, 193, 256, 1_000, 4_096)
+COUNTS = (1, 8, 64, 65, 128, 192, 193, 256, 1_000, 4_096, 16_384)
 """Rows of a product."""
 
 

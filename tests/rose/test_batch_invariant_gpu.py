@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from flowerbed.rose.kernels.attention import Backend
 from flowerbed.rose.kernels.flash_attention import why_not
 from flowerbed.rose.kernels.fused_linear import fuses_products
 from references import engine_rows, lowest_cosine
-from small_models import VOCAB_ROWS, small_model
+from small_models import VOCAB_ROWS, add_dense, small_model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -68,8 +69,8 @@ def load(folder: ModelFolder, dtype: DType) -> Engine:
     return Engine.load(folder, device="cuda", dtype=dtype, batch_invariant=BatchInvariant.ON)
 
 
-def embed(engine: Engine, ids: Ids, stream: str = "normal") -> Rows:
-    built = PackedBatch.build(ids, RowFormat(engine.folder.dimensions, normalize=False))
+def embed(engine: Engine, ids: Ids, stream: str = "normal", head: str = "embed") -> Rows:
+    built = PackedBatch.build(ids, RowFormat(engine.folder.dimensions, normalize=False), head=head)
     parts = {name: getattr(built, name) for name in built.__slots__}
     batch = PackedBatch(**parts | {"stream": stream})
     data = engine.step(batch).numpy()
@@ -90,10 +91,10 @@ def steps(lengths: Sequence[int], seed: int, max_tokens: int, most: int) -> list
     return found
 
 
-@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16])
-def test_a_vector_has_the_same_bits_in_every_step(
+def assert_same_bits_in_every_step(
     folder: ModelFolder, texts: Ids, dtype: DType
-) -> None:
+) -> tuple[Engine, Rows]:
+    """Each text alone and among others, in graphs and without; the engine, and the rows of texts alone."""
     engine, eager = load(folder, dtype), load(folder, dtype)
     engine.capture(
         online_tokens=1_024,
@@ -114,6 +115,49 @@ def test_a_vector_has_the_same_bits_in_every_step(
     for chosen in (short[:20], short[:64], short[:128]):
         step = [texts[number] for number in chosen]
         assert embed(engine, step).tobytes() == alone[chosen].tobytes()
+    return engine, alone
+
+
+@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16])
+def test_a_vector_has_the_same_bits_in_every_step(
+    folder: ModelFolder, texts: Ids, dtype: DType
+) -> None:
+    assert_same_bits_in_every_step(folder, texts, dtype)
+
+
+@pytest.mark.parametrize("name", ["narrow", "causal"])
+def test_a_vector_after_dense_modules_has_the_same_bits_in_every_step(
+    tmp_path: Path, texts: Ids, name: str
+) -> None:
+    kind, settings = MODELS[name]
+    plain = small_model(kind, tmp_path / name, initializer_range=0.1, **settings)
+    folder = add_dense(plain, 512, 1_536, 100)
+    engine, alone = assert_same_bits_in_every_step(folder, texts, DType.BFLOAT16)
+    for count in (130, 200, NUM_TEXTS):  # rows: more than a graph has
+        assert embed(engine, texts[:count]).tobytes() == alone[:count].tobytes(), count
+
+
+def test_a_token_has_the_same_row_in_every_step(folder: ModelFolder, texts: Ids) -> None:
+    engine = load(folder, DType.BFLOAT16)
+    alone = np.concatenate([embed(engine, [text], head="tokens") for text in texts[:60]])
+    num_tokens = sum(map(len, texts[:60]))
+    assert alone.shape[0] == num_tokens
+    assert num_tokens > 3_000
+    assert embed(engine, texts[:60], head="tokens").tobytes() == alone.tobytes()
+
+
+@pytest.mark.parametrize("name", ["narrow", "causal", "both-ways", "heads-of-64"])
+def test_long_texts_have_the_same_bits_in_every_step(tmp_path: Path, name: str) -> None:
+    kind, settings = MODELS[name]
+    longest = {"max_position_embeddings": 8_192}
+    folder = small_model(kind, tmp_path / name, initializer_range=0.1, **settings | longest)
+    assert folder.text.max_length >= 6_000
+    engine = load(folder, DType.BFLOAT16)
+    rng = np.random.default_rng(10)
+    long = [rng.integers(5, VOCAB_ROWS, length).tolist() for length in (7, 1_025, 6_000, 2_049, 60)]
+    alone = np.concatenate([embed(engine, [text]) for text in long])
+    assert embed(engine, long).tobytes() == alone.tobytes()
+    assert embed(engine, long[::-1]).tobytes() == alone[::-1].tobytes()
 
 
 def test_every_bucket_gives_the_same_bits(folder: ModelFolder, texts: Ids) -> None:
