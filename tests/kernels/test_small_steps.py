@@ -261,3 +261,17 @@ def test_the_reference_of_short_attention_keeps_sequences_apart():
         )
         expected = attention(query, key, value, plan, causal=causal, window=window)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("shared_bytes", "is_small"), [(232_448, True), (101_376, False)])
+def test_small_steps_need_shared_memory(shared_bytes, is_small, monkeypatch):
+    class Properties:
+        shared_memory_per_block_optin = shared_bytes
+
+    x = torch.empty(8, 64, dtype=torch.bfloat16)
+    monkeypatch.setattr(small_linear, "use_triton", lambda x: True)
+    monkeypatch.setattr(small_linear, "starts_early", lambda device: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    small_linear.has_shared_memory.cache_clear()
+    assert small_linear.is_small_step(x, 128) == is_small
+    small_linear.has_shared_memory.cache_clear()

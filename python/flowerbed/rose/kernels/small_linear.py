@@ -27,6 +27,8 @@ MAX_NARROW, MAX_NARROW_HEAD = 768, 64
 SMALL_STEP_DTYPES = (torch.bfloat16, torch.float16)
 MIN_CAPABILITY = (9, 0)
 """Where a kernel can start before the one before it has ended, and only waits for its results."""
+SHARED_BYTES = 200_000
+"""Of the largest program: SwiGLU's, for more than 64 tokens."""
 
 
 def encoder_step_tokens(hidden: int, head_dim: int) -> int:
@@ -45,7 +47,14 @@ def is_small_step(x: Tensor, max_tokens: int) -> bool:
         and x.dtype in SMALL_STEP_DTYPES
         and use_triton(x)
         and starts_early(x.device)
+        and has_shared_memory(x.device)
     )
+
+
+@cache
+def has_shared_memory(device: torch.device) -> bool:
+    """Whether a program has as much as these kernels take: not on the Blackwell of workstations, 99 kB."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= SHARED_BYTES
 
 
 @cache
