@@ -30,7 +30,10 @@ from flowerbed.rose.engine import Engine
 from flowerbed.rose.inputs import ForwardContext
 from flowerbed.rose.kernels import small_linear
 from flowerbed.rose.kernels.attention import AttentionPlan
+from flowerbed.rose.kernels.fused_linear import fuses_products, invariant_linear
+from flowerbed.rose.kernels.norm_rope import norm_rope_
 from flowerbed.rose.kernels.short_attention import plain_short_attention, short_attention
+from flowerbed.rose.kernels.short_sequences import attend_short_sequences
 from flowerbed.rose.models.bert import Bert, BertLayer
 from flowerbed.rose.models.qwen3 import Qwen3, Qwen3Layer
 
@@ -56,11 +59,17 @@ def main() -> None:
     with torch.inference_mode(), torch.device("cuda"):
         for num_tokens in options.tokens:
             ids = torch.randint(0, engine.vocab_rows, (num_tokens,), dtype=torch.int32)
-            context = _context(engine, num_tokens)
             row: dict[str, object] = {"num_tokens": num_tokens}
             # In either form, whatever the model calls small.
-            for form, limit in (("other", 0), ("small", num_tokens)):
+            context = _context(engine, num_tokens, batch_invariant=False)
+            forms = [("other", 0, False), ("small", num_tokens, False)]
+            if isinstance(encoder, Qwen3) and fuses_products(
+                encoder.words.device, encoder.words.dtype
+            ):
+                forms.append(("invariant", num_tokens, True))
+            for form, limit, fixed in forms:
                 encoder.small_step_tokens = limit
+                context = _context(engine, num_tokens, batch_invariant=fixed)
                 us = _graph_us(lambda: encoder(ids, context))  # noqa: B023 - run at once
                 row[f"encoder_{form}_ms"] = round(us / 1e3, 4)
             for name, call in kernels(encoder, context, num_tokens).items():
@@ -69,11 +78,12 @@ def main() -> None:
             print(json.dumps({"benchmark": "small_steps", **row, **where}), flush=True)
 
 
-def _context(engine: Engine, num_tokens: int) -> ForwardContext:
+def _context(engine: Engine, num_tokens: int, *, batch_invariant: bool) -> ForwardContext:
     cu_seqlens = torch.full((NUM_SLOTS + 1,), num_tokens, dtype=torch.int32)
     cu_seqlens[0] = 0
     positions = torch.arange(num_tokens, dtype=torch.int32)
-    return ForwardContext(positions, None, AttentionPlan(engine.attention, cu_seqlens, num_tokens))
+    plan = AttentionPlan(engine.attention, cu_seqlens, num_tokens, batch_invariant=batch_invariant)
+    return ForwardContext(positions, None, plan)
 
 
 def _qwen3_kernels(
@@ -109,6 +119,26 @@ def _qwen3_kernels(
             window=own.shape.window,
         )
 
+    def turn(layer: Qwen3Layer) -> Tensor:
+        weights = layer.attention.fused
+        assert weights is not None
+        norm_rope_(qkv, weights, context.positions, heads)
+        return qkv
+
+    def attend_again(layer: Qwen3Layer) -> Tensor:
+        query, key, value = qkv.view(num_tokens, -1, config.head_dim).split(
+            (*heads, heads[1]), dim=1
+        )
+        return attend_short_sequences(
+            query,
+            key,
+            value,
+            context.attention.cu_seqlens,
+            max_seqlen=num_tokens,
+            causal=config.causal,
+            window=layer.attention.shape.window,
+        )
+
     return {
         "qkv": lambda layer: small_linear.small_linear(x, layer.attention.qkv.weight),
         "attention": attend,
@@ -120,6 +150,15 @@ def _qwen3_kernels(
         "down": lambda layer: small_linear.small_linear_parts(
             inner, layer.feed_forward.down.weight
         ),
+        "invariant_rotation": turn,
+        "invariant_attention": attend_again,
+        "invariant_output": lambda layer: invariant_linear(
+            mixed, layer.attention.output.weight, None
+        ),
+        "invariant_down": lambda layer: invariant_linear(
+            inner, layer.feed_forward.down.weight, None
+        ),
+        "invariant_norm": lambda layer: layer.next_norm.add(x, residual),
         "library_qkv": lambda layer: functional.linear(x, layer.attention.qkv.weight),
         "library_output": lambda layer: functional.linear(mixed, layer.attention.output.weight),
         "library_gate_up": lambda layer: functional.linear(x, layer.feed_forward.gate_up.weight),

@@ -18,7 +18,7 @@ from flowerbed.folder_files import FolderFiles, JsonObject, canonical_sha256, po
 from flowerbed.folder_text import read_text_settings
 from flowerbed.hub import ResolvedModel
 
-NUMERICS_VERSION = 6
+NUMERICS_VERSION = 7
 """Part of every space. Raise it when a change of `flowerbed.rose` moves vectors."""
 
 POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")

@@ -17,6 +17,7 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from flowerbed.rose import kernels
 from flowerbed.rose.kernels import CompileCase
@@ -79,7 +80,8 @@ def compiled(function: triton.JITFunction, case: CompileCase, dtype: str, capabi
         for place, argument in enumerate(signature)
         if signature[argument].startswith("*")
     }
-    source = ASTSource(function, signature, constexprs=case.constexprs, attrs=attributes)
+    kind = GluonASTSource if function.is_gluon() else ASTSource
+    source = kind(function, signature, constexprs=case.constexprs, attrs=attributes)
     return triton.compile(source, GPUTarget("cuda", capability, 32), case.options or {})
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from flowerbed.rose.kernels import fused_linear, rope
+from flowerbed.rose.kernels import fused_linear, norm_rope, rope
 from flowerbed.rose.kernels.linear import linear
 
 HEADS = (4, 2)
-DIM = fused_linear.HEAD_DIM
+DIM = norm_rope.HEAD_DIM
 EPS = 1e-6
 THETA = 1e6
 WIDTH = (HEADS[0] + 2 * HEADS[1]) * DIM
@@ -51,7 +51,7 @@ def norm_rope_in_steps(x, weight, norms, positions):
 
 def test_norm_and_rotation_equal_their_steps_in_another_order():
     x, weight, norms, positions = rope_tensors(37, 64, torch.float32, "cpu")
-    weights = fused_linear.norm_rope_weights(weight, norms, HEADS, THETA, EPS)
+    weights = norm_rope.norm_rope_weights(weight, norms, HEADS, THETA, EPS)
     found = fused_linear.linear_norm_rope(x, weights, positions)
     expected = norm_rope_in_steps(x, weight, norms, positions)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)  # angles reach 4,096
@@ -61,7 +61,7 @@ def test_norm_and_rotation_equal_their_steps_in_another_order():
 
 def test_scores_do_not_depend_on_the_order():
     x, weight, norms, positions = rope_tensors(9, 64, torch.float32, "cpu")
-    weights = fused_linear.norm_rope_weights(weight, norms, HEADS, THETA, EPS)
+    weights = norm_rope.norm_rope_weights(weight, norms, HEADS, THETA, EPS)
     found = fused_linear.linear_norm_rope(x, weights, positions).view(9, -1, DIM)
     qkv = x @ weight.T
     tables = rope.rope_tables(DIM, THETA, MAX_POSITION, torch.device("cpu"))
@@ -232,7 +232,7 @@ def test_feed_forward_kernels_round_their_sums_and_their_results(
 @pytest.mark.parametrize("dtype", FINER)
 def test_norm_and_rotation_round_their_sums_and_their_results(dtype, quack):
     x, weight, norms, positions = rope_tensors(2_049, 1_024, dtype, quack)
-    weights = fused_linear.norm_rope_weights(weight, norms, HEADS, THETA, EPS)
+    weights = norm_rope.norm_rope_weights(weight, norms, HEADS, THETA, EPS)
     expected = norm_rope_in_steps(x, weight, norms, positions)
     for num_rows in ROWS:
         poison(quack)
@@ -246,7 +246,7 @@ def test_norm_and_rotation_round_their_sums_and_their_results(dtype, quack):
 @WARNS
 def test_a_graph_replays_them_on_other_rows(quack):
     x, weight, norms, positions = rope_tensors(1_024, 1_024, torch.bfloat16, quack)
-    weights = fused_linear.norm_rope_weights(weight, norms, HEADS, THETA, EPS)
+    weights = norm_rope.norm_rope_weights(weight, norms, HEADS, THETA, EPS)
     gate_up = torch.randn(512, WIDTH, device=quack, dtype=torch.bfloat16) / WIDTH**0.5
 
     def step():

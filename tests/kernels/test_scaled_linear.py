@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from flowerbed.errors import ConfigError
-from flowerbed.rose.kernels import fused_linear, scaled_linear
+from flowerbed.rose.kernels import fused_linear, norm_rope, scaled_linear
 from flowerbed.rose.kernels.scaled_rows import ScaledRows, quantize_rows
 
 HEADS = (4, 2)
@@ -127,17 +127,17 @@ def test_swiglu_kernels_are_the_product_and_what_follows(hidden, inner, quack):
 @pytest.mark.gpu
 @WARNS
 def test_norm_and_rotation_are_the_product_and_what_follows(quack):
-    width = (HEADS[0] + 2 * HEADS[1]) * fused_linear.HEAD_DIM
+    width = (HEADS[0] + 2 * HEADS[1]) * norm_rope.HEAD_DIM
     x, weight, _ = tensors(2_049, 1_024, width, quack)
     norms = tuple((1 + torch.randn(128, device=quack) / 4).bfloat16() for _ in range(2))
     positions = torch.randint(0, 4_096, (2_049,), device=quack, dtype=torch.int32)
-    plain = fused_linear.norm_rope_weights(weight, norms, HEADS, THETA, EPS)
+    plain = norm_rope.norm_rope_weights(weight, norms, HEADS, THETA, EPS)
     weights = scaled_linear.scaled_norm_rope_weights(plain)
     # The same by the reference for 16 bits, of the values that the 8 bits stand for.
     expected = fused_linear.linear_norm_rope(
         exact(x).cpu(),
-        fused_linear.NormRopeWeights(
-            exact(weights.rows).cpu(), *(part.cpu() for part in plain[1:4]), EPS
+        norm_rope.NormRopeWeights(
+            exact(weights.rows).cpu(), *(part.cpu() for part in plain[1:4]), EPS, plain.tables
         ),
         positions.cpu(),
     ).to(quack)

@@ -50,7 +50,7 @@ class RaggedModel:
         plan = AttentionPlan(
             self.backend,
             inputs.padded_cu_seqlens,
-            num_tokens if fixed else max_seqlen,  # the padding of short steps may be longer
+            max_seqlen,
             on_host=on_host,
             batch_invariant=fixed,
         )

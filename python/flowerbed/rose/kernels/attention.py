@@ -58,13 +58,12 @@ class AttentionPlan:
     max_seqlen: int  # no sequence is longer; a bound that is too large is right and may be slower
     groups: tuple[LengthGroup, ...] = ()  # of SDPA: cover the real tokens from the first on
     on_host: HostPlan | None = None  # of FLASHINFER
-    batch_invariant: bool = False  # the same kernel for sequences of any length
+    batch_invariant: bool = False  # rows have the same bits whatever else is in the step
 
     @property
     def is_short(self) -> bool:
         """Whether sequences are so short that the padding, which is last, may be longer than the bound."""
-        has_kernel = self.backend is Backend.FLASH_ATTN_4 and not self.batch_invariant
-        return has_kernel and self.max_seqlen <= MAX_SHORT_SEQLEN
+        return self.backend is Backend.FLASH_ATTN_4 and self.max_seqlen <= MAX_SHORT_SEQLEN
 
 
 def attention(

@@ -8,7 +8,6 @@ one kernel as in two. Knows no models. Called by `layers`.
 from __future__ import annotations
 
 import logging
-import math
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from torch import Tensor
 from flowerbed.rose.kernels.activation import Approximation, bias_gelu, swiglu
 from flowerbed.rose.kernels.backend import LOAD_ERRORS, first_line, use_triton
 from flowerbed.rose.kernels.linear import ACTIVATIONS, linear
+from flowerbed.rose.kernels.norm_rope import NormRopeWeights, norm_rope
 from flowerbed.rose.kernels.saturation import saturated
 
 log = logging.getLogger(__name__)
@@ -28,8 +28,6 @@ QUACK = "0.6."
 HOPPER = 9
 """Major compute capability of H100 and H200."""
 FUSED_DTYPES = (torch.bfloat16, torch.float16)
-HEAD_DIM = 128
-"""The head size that the kernel with norm and rotation serves: columns of its tile."""
 MULTIPLE = 64
 """In- and out-features that are no multiple of it have no measured kernel."""
 GELUS: dict[str, Approximation] = {"gelu": "none", "gelu_tanh": "tanh"}
@@ -73,20 +71,6 @@ MAX_FEW_ROWS = 192
 """Rows of a batch-invariant product that `small_linear` multiplies."""
 FEW_ROWS_TILE = Tile(64, 128, 1)
 """Of batch-invariant products with fewer tiles than processors."""
-
-
-class NormRopeWeights(NamedTuple):
-    """Weights of queries, keys and values for `linear_norm_rope`.
-
-    Pairs that rotate are neighbours: row 2i of a query or key head was row i, row 2i + 1 row i + 64. Both
-    have the same order, so that their products are as before.
-    """
-
-    rows: Tensor  # [(num_heads + 2 * num_kv_heads) * 128, in_features]
-    norm: Tensor  # [rows] float32: weight of the head's norm; 0 for values
-    keep: Tensor  # [rows] float32: 1 for values, else 0
-    frequency: Tensor  # [rows] float32: turns per position of a pair, and what fp32 lacks of it
-    eps: float
 
 
 def plain_tile(out_features: int) -> Tile:
@@ -213,65 +197,12 @@ def linear_norm_rope(x: Tensor, weights: NormRopeWeights, positions: Tensor) -> 
     """
     if _fuses(NORM_ROPE, x, weights.rows, min_rows=1):
         return quack_linear().linear_norm_rope(x, weights, positions.int(), NORM_ROPE.tile)
-    sums = linear(x, weights.rows, None).float()
-    heads = sums.view(x.shape[0], -1, HEAD_DIM)
-    scale = torch.rsqrt(heads.square().mean(-1, keepdim=True) + weights.eps)
-    factors = scale * weights.norm.view(-1, HEAD_DIM) + weights.keep.view(-1, HEAD_DIM)
-    first, second = (heads * factors).view(x.shape[0], -1, 2).unbind(-1)
-    frequency = weights.frequency.double().view(-1, 2).sum(-1)
-    angles = positions.double()[:, None] * frequency * (2 * math.pi)
-    cos, sin = angles.cos().float(), angles.sin().float()
-    pairs = torch.stack((first * cos - second * sin, first * sin + second * cos), dim=-1)
-    return pairs.view_as(sums).to(x.dtype)
-
-
-def norm_rope_weights(
-    weight: Tensor,
-    norms: tuple[Tensor, Tensor],
-    heads: tuple[int, int],
-    theta: float,
-    eps: float,
-) -> NormRopeWeights:
-    """Arranges weights for `linear_norm_rope`. The rows are a copy.
-
-    Args:
-        weight: [(num_heads + 2 * num_kv_heads) * 128, in_features]: queries, keys, values; as loaded.
-        norms: Weights [128] of the norms of queries and of keys.
-        heads: num_heads and num_kv_heads.
-        theta: Base of the rotary angles, as in `rope_tables`.
-        eps: Of the norms.
-    """
-    num_heads, num_kv_heads = heads
-    order, keep, frequency = _columns(num_heads, num_kv_heads, theta, weight.device)
-    parts = [
-        norm.float().view(2, -1).T.reshape(-1).repeat(count)
-        for norm, count in zip(norms, heads, strict=True)
-    ]
-    norm = torch.cat([*parts, torch.zeros(num_kv_heads * HEAD_DIM, device=weight.device)])
-    return NormRopeWeights(weight[order], norm, keep, frequency, eps)
+    return norm_rope(linear(x, weights.rows, None), weights, positions)
 
 
 def fuses_products(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether there are kernels for this device and number format; says so once."""
     return device.type == "cuda" and dtype in FUSED_DTYPES and _has_kernels(device)
-
-
-@cache
-def _columns(
-    num_heads: int, num_kv_heads: int, theta: float, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Order of rows, and `keep` and `frequency` of `NormRopeWeights`; layers share them."""
-    turned, values = (num_heads + num_kv_heads) * HEAD_DIM, num_kv_heads * HEAD_DIM
-    pairs = torch.arange(turned).view(-1, 2, HEAD_DIM // 2).transpose(1, 2).reshape(-1)
-    order = torch.cat([pairs, torch.arange(turned, turned + values)])
-    exponents = torch.arange(0, HEAD_DIM, 2).float() / HEAD_DIM
-    turns = (1.0 / theta**exponents).double() / (2 * math.pi)
-    high = turns.float()
-    low = (turns - high.double()).float()
-    head = torch.stack((high, low), dim=-1).reshape(-1)
-    frequency = torch.cat([head.repeat(num_heads + num_kv_heads), torch.zeros(values)])
-    keep = torch.cat([torch.zeros(turned), torch.ones(values)])
-    return order.to(device), keep.to(device), frequency.to(device)
 
 
 def _num_tiles(x: Tensor, weight: Tensor, tile: Tile) -> int:

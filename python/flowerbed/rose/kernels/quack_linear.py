@@ -16,7 +16,8 @@ from quack.gemm_runtime.host import run_gemm_epi_plan
 from torch import Tensor
 
 from flowerbed.rose.kernels import quack_epilogues
-from flowerbed.rose.kernels.fused_linear import HEAD_DIM, NormRopeWeights, Tile
+from flowerbed.rose.kernels.fused_linear import Tile
+from flowerbed.rose.kernels.norm_rope import HEAD_DIM, NormRopeWeights
 from flowerbed.rose.kernels.scaled_linear import RESULT, GateUpWeights, ScaledNormRopeWeights
 from flowerbed.rose.kernels.scaled_rows import ScaledRows
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from flowerbed.errors import ConfigError
 from flowerbed.rose.kernels import fused_linear, linear
 from flowerbed.rose.kernels.backend import why_no_triton
-from flowerbed.rose.kernels.fused_linear import NormRopeWeights, Tile, quack_linear
+from flowerbed.rose.kernels.fused_linear import Tile, quack_linear
+from flowerbed.rose.kernels.norm_rope import NormRopeWeights
 from flowerbed.rose.kernels.scaled_rows import (
     ScaledRows,
     quantize_rows,

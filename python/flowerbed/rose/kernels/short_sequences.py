@@ -16,6 +16,8 @@ from flowerbed.rose.kernels.backend import use_triton
 
 MAX_SHORT_SEQLEN = 64
 """Tokens of a short sequence."""
+MAX_BLOCK_SEQLEN = 128
+"""Tokens that there is a kernel for; in large steps flash-attn-4 is faster for more than 64."""
 
 
 def attend_short_sequences(  # noqa: PLR0913 - tensors, not settings
@@ -35,7 +37,7 @@ def attend_short_sequences(  # noqa: PLR0913 - tensors, not settings
         key: [num_tokens, num_kv_heads, head_dim], likewise.
         value: [num_tokens, num_kv_heads, head_dim], likewise.
         cu_seqlens: [num_slots + 2] int32. The last sequence is padding, of any length.
-        max_seqlen: No other sequence is longer.
+        max_seqlen: No other sequence is longer; up to `MAX_BLOCK_SEQLEN`.
         causal: As in `attention.attention`.
         window: Likewise.
 

@@ -19,6 +19,12 @@ from flowerbed.rose.kernels.backend import (
     chunk_tile,
     row_tile,
 )
+from flowerbed.rose.kernels.small_linear import (
+    MIN_CAPABILITY,
+    SMALL_STEP_TOKENS,
+    starts_early,
+)
+from flowerbed.rose.kernels.triton_early_start import wait_for_inputs
 from flowerbed.rose.kernels.triton_row_chunks import (
     add_chunks,
     load_chunks,
@@ -164,8 +170,10 @@ def _rms_norm_kernel(
     H: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     first, places, mask, columns = row_places(num_rows, H, ROWS, COLUMNS)
+    wait_for_inputs(EARLY)
     values = rms_rows(x, residual, weight, first, places, mask, columns, eps, HAS_RESIDUAL, H)
     tl.store(out + first + places, values.to(out.dtype.element_ty), mask)
 
@@ -232,6 +240,7 @@ def _rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) ->
     out = _output(x, residual)
     num_rows, hidden = x.shape
     rows, columns, num_warps = row_tile(x, hidden)
+    early = num_rows <= SMALL_STEP_TOKENS and starts_early(x.device)
     _rms_norm_kernel[(triton.cdiv(num_rows, rows),)](
         x,
         x if residual is None else residual,
@@ -243,7 +252,9 @@ def _rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) ->
         H=hidden,
         ROWS=rows,
         COLUMNS=columns,
+        EARLY=early,
         num_warps=num_warps,
+        launch_pdl=early,
     )
     return out
 
@@ -282,8 +293,11 @@ COMPILE_CASES = {
         for size, num_warps in [({**size, "LOOP": False}, 4) for size in _SIZES] + _CHUNKED
     ],
     "_rms_norm_kernel": [
-        CompileCase(_TYPES, {"HAS_RESIDUAL": add, **size}, {"num_warps": 4})
+        CompileCase(
+            _TYPES, {"HAS_RESIDUAL": add, "EARLY": early, **size}, {"num_warps": 4}, capability
+        )
         for add in (True, False)
         for size in _SIZES
+        for early, capability in [(False, (8, 0)), (True, MIN_CAPABILITY)]
     ],
 }

@@ -7,8 +7,6 @@ that was never written, too, spoils nothing. Padding is filled with zeros.
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
@@ -16,15 +14,17 @@ from torch import Tensor
 
 from flowerbed.rose.kernels import CompileCase
 from flowerbed.rose.kernels.backend import power_of_two
+from flowerbed.rose.kernels.short_sequences import MAX_BLOCK_SEQLEN, MAX_SHORT_SEQLEN
+from flowerbed.rose.kernels.small_linear import MIN_CAPABILITY, SMALL_STEP_TOKENS, starts_early
+from flowerbed.rose.kernels.triton_early_start import wait_for_inputs
+from flowerbed.rose.kernels.triton_short_rows import mixed_values, score_scale
 
-MIN_BLOCK = 16
+ROWS_OF_WARP = 16
+"""Queries of a warp, which holds all their scores; four warps share a `wgmma`."""
+MIN_COLUMNS = 16
 """What a tensor core takes at least."""
-PADDING_PROGRAMS = tl.constexpr(16)
-"""Of each head; the padding is filled in turns."""
-
-
-def _num_warps(block: int) -> int:
-    return 4 if block <= 64 else 8
+PADDING_PROGRAMS = 16
+"""Of each head, which fill the padding in turns; of a small step's one."""
 
 
 @triton.jit(do_not_specialize=["num_slots"], do_not_specialize_on_alignment=["cu_seqlens"])
@@ -46,7 +46,10 @@ def _short_sequences_kernel(
     BLOCK: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
+    APPROXIMATE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_inputs(EARLY)
     head = tl.program_id(0)
     slot = tl.program_id(1)
     places = tl.arange(0, BLOCK)
@@ -60,7 +63,7 @@ def _short_sequences_kernel(
             mask = (start + places < end)[:, None] & (columns < HEAD_DIM)
             rows = (start + places).to(tl.int64)[:, None] * out_stride
             tl.store(out + rows + columns, tl.zeros((BLOCK, COLUMNS), out.dtype.element_ty), mask)
-            start += PADDING_PROGRAMS * BLOCK
+            start += (tl.num_programs(1) - num_slots) * BLOCK
         return
     start = tl.load(cu_seqlens + slot).to(tl.int64)
     length = (tl.load(cu_seqlens + slot + 1) - start).to(tl.int32)
@@ -74,17 +77,9 @@ def _short_sequences_kernel(
         queries = tl.load(query + rows * query_stride + columns, mask, other=0.0)
         keys = tl.load(key + rows * key_stride + columns, mask, other=0.0)
         values = tl.load(value + rows * value_stride + columns, mask, other=0.0)
-        scores = tl.dot(queries, keys.T, input_precision="ieee") * score_scale
-        is_seen = (places < length)[None, :]
-        ahead = places[None, :] - places[:, None]
-        if CAUSAL:
-            is_seen = is_seen & (ahead <= 0)
-        if WINDOW >= 0:
-            is_seen = is_seen & (ahead >= -WINDOW) & (ahead <= WINDOW)
-        scores = tl.where(is_seen, scores, -1e30)
-        shares = tl.exp2(scores - tl.max(scores, axis=1, keep_dims=True))
-        total = tl.sum(shares, axis=1, keep_dims=True)
-        mixed = tl.dot(shares.to(values.dtype), values, input_precision="ieee") / total
+        mixed = mixed_values(
+            queries, keys, values, score_scale, length, BLOCK, CAUSAL, WINDOW, APPROXIMATE
+        )
         out += start * out_stride
         tl.store(out + rows * out_stride + columns, mixed.to(values.dtype), mask)
 
@@ -105,9 +100,11 @@ def attend_short_sequences(
         if part.stride()[1:] != (head_dim, 1):
             raise ValueError(f"heads of {name} should be contiguous; strides are {part.stride()}")
     out = torch.empty((num_tokens, num_heads * head_dim), dtype=query.dtype, device=query.device)
-    block = max(power_of_two(max_seqlen), MIN_BLOCK)
     num_slots = cu_seqlens.shape[0] - 2
-    _short_sequences_kernel[(num_heads, num_slots + PADDING_PROGRAMS.value)](
+    block = MAX_SHORT_SEQLEN if max_seqlen <= MAX_SHORT_SEQLEN else MAX_BLOCK_SEQLEN
+    early = num_tokens <= SMALL_STEP_TOKENS and starts_early(query.device)
+    num_fillers = 1 if early else PADDING_PROGRAMS
+    _short_sequences_kernel[(num_heads, num_slots + num_fillers)](
         query,
         key,
         value,
@@ -117,15 +114,18 @@ def attend_short_sequences(
         query.stride(0),
         key.stride(0),
         value.stride(0),
-        math.log2(math.e) / math.sqrt(head_dim),
+        score_scale(head_dim),
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=key.shape[1],
         HEAD_DIM=head_dim,
-        COLUMNS=max(power_of_two(head_dim), MIN_BLOCK),
+        COLUMNS=max(power_of_two(head_dim), MIN_COLUMNS),
         BLOCK=block,
         CAUSAL=causal,
         WINDOW=-1 if window is None else window,
-        num_warps=_num_warps(block),
+        APPROXIMATE=query.is_cuda,
+        EARLY=early,
+        num_warps=block // ROWS_OF_WARP,
+        launch_pdl=early,
     )
     return out
 
@@ -146,13 +146,18 @@ COMPILE_CASES = {
                 "HEAD_DIM": head_dim,
                 "COLUMNS": power_of_two(head_dim),
                 "BLOCK": block,
-                "CAUSAL": window < 0 and block == 64,
+                "CAUSAL": causal,
                 "WINDOW": window,
+                "APPROXIMATE": True,
+                "EARLY": early,
             },
-            {"num_warps": _num_warps(block)},
+            {"num_warps": block // ROWS_OF_WARP},
+            MIN_CAPABILITY if early else (8, 0),
         )
         for num_heads, num_kv_heads, head_dim in ((16, 8, 128), (12, 12, 64), (14, 2, 96))
-        for block in (16, 64)
+        for causal in (False, True)
         for window in (-1, 8)
+        for block in (MAX_SHORT_SEQLEN, MAX_BLOCK_SEQLEN)
+        for early in (False, True)
     ],
 }

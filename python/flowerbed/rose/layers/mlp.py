@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flowerbed.rose.kernels.fused_linear import GELUS, linear_swiglu
+from flowerbed.rose.kernels.fused_linear import GELUS, invariant_linear, linear_swiglu
 from flowerbed.rose.kernels.small_linear import small_gelu, small_linear_parts, small_swiglu
 from flowerbed.rose.layers.linear import Linear
 from flowerbed.rose.weights import Weights
@@ -62,3 +62,7 @@ class GatedFeedForward:
     def small_step(self, x: Tensor) -> Tensor:
         """As a call, for x that `small_linear.is_small_step` accepts; returns parts to be added up."""
         return small_linear_parts(small_swiglu(x, self.gate_up.weight), self.down.weight)
+
+    def invariant_step(self, x: Tensor) -> Tensor:
+        """As a call with the same bits, for such x."""
+        return invariant_linear(small_swiglu(x, self.gate_up.weight), self.down.weight, None)

@@ -10,14 +10,15 @@ from torch import Tensor
 from flowerbed.rose.inputs import ForwardContext
 from flowerbed.rose.kernels.attention import attention
 from flowerbed.rose.kernels.fused_linear import (
-    HEAD_DIM,
     fuses_norm_rope,
     fuses_products,
+    invariant_linear,
     linear_norm_rope,
-    norm_rope_weights,
 )
+from flowerbed.rose.kernels.norm_rope import HEAD_DIM, norm_rope_, norm_rope_weights
 from flowerbed.rose.kernels.rope import qk_norm_rope_
 from flowerbed.rose.kernels.short_attention import short_attention
+from flowerbed.rose.kernels.short_sequences import attend_short_sequences
 from flowerbed.rose.kernels.small_linear import small_linear, small_linear_parts
 from flowerbed.rose.layers.linear import Linear
 from flowerbed.rose.weights import Weights
@@ -93,6 +94,26 @@ class RotaryAttention:
             query, key, value, context.attention, causal=shape.causal, window=shape.window
         )
         return self.output(mixed, batch_invariant=fixed)
+
+    def invariant_step(self, x: Tensor, context: ForwardContext) -> Tensor:
+        """As a call with the same bits, for x that `small_linear.is_small_step` accepts."""
+        shape, weights = self.shape, self.fused
+        if weights is None or shape.window is not None:
+            return self(x, context)
+        heads = (shape.num_heads, shape.num_kv_heads)
+        qkv = small_linear(x, weights.rows)
+        norm_rope_(qkv, weights, context.positions, heads)
+        query, key, value = qkv.view(x.shape[0], -1, HEAD_DIM).split((*heads, heads[1]), dim=1)
+        mixed = attend_short_sequences(
+            query,
+            key,
+            value,
+            context.attention.cu_seqlens,
+            max_seqlen=x.shape[0],
+            causal=shape.causal,
+            window=None,
+        )
+        return invariant_linear(mixed, self.output.weight, None)
 
     def small_step(self, x: Tensor, context: ForwardContext) -> Tensor:
         """As a call, for x that `small_linear.is_small_step` accepts; returns parts to be added up."""

@@ -133,9 +133,14 @@ class Qwen3:
         if self.scaled_layers:
             return self._in_8_bits(residual, context)
         x = self.input_norm(residual)
-        is_small = not context.batch_invariant and is_small_step(x, self.small_step_tokens)
+        is_small = is_small_step(x, self.small_step_tokens)
         for layer in self.layers:
-            x = (layer.small_step if is_small else layer)(x, residual, context)
+            if not is_small:
+                x = layer(x, residual, context)
+            elif not context.batch_invariant:
+                x = layer.small_step(x, residual, context)
+            else:
+                x = layer.invariant_step(x, residual, context)
         return x
 
     def _in_8_bits(self, residual: Tensor, context: ForwardContext) -> Tensor:
@@ -193,6 +198,11 @@ class Qwen3Layer:
         """As a call, for x that `small_linear.is_small_step` accepts."""
         x = self.attention_norm.add_parts(self.attention.small_step(x, context), residual)
         return self.next_norm.add_parts(self.feed_forward.small_step(x), residual)
+
+    def invariant_step(self, x: Tensor, residual: Tensor, context: ForwardContext) -> Tensor:
+        """As a call with the same bits, for such x."""
+        x = self.attention_norm.add(self.attention.invariant_step(x, context), residual)
+        return self.next_norm.add(self.feed_forward.invariant_step(x), residual)
 
 
 class ScaledQwen3Layer:
