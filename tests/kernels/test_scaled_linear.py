@@ -137,7 +137,7 @@ def test_norm_and_rotation_are_the_product_and_what_follows(quack):
     expected = fused_linear.linear_norm_rope(
         exact(x).cpu(),
         norm_rope.NormRopeWeights(
-            exact(weights.rows).cpu(), *(part.cpu() for part in plain[1:4]), EPS, plain.tables
+            exact(weights.rows).cpu(), *(part.cpu() for part in plain[1:4]), EPS
         ),
         positions.cpu(),
     ).to(quack)
