@@ -139,7 +139,7 @@ def _qwen3_kernels(
             window=layer.attention.shape.window,
         )
 
-    return {
+    kernels: dict[str, Callable[[Qwen3Layer], Tensor]] = {
         "qkv": lambda layer: small_linear.small_linear(x, layer.attention.qkv.weight),
         "attention": attend,
         "output": lambda layer: small_linear.small_linear_parts(
@@ -150,20 +150,24 @@ def _qwen3_kernels(
         "down": lambda layer: small_linear.small_linear_parts(
             inner, layer.feed_forward.down.weight
         ),
-        "invariant_rotation": turn,
-        "invariant_attention": attend_again,
-        "invariant_output": lambda layer: invariant_linear(
-            mixed, layer.attention.output.weight, None
-        ),
-        "invariant_down": lambda layer: invariant_linear(
-            inner, layer.feed_forward.down.weight, None
-        ),
-        "invariant_norm": lambda layer: layer.next_norm.add(x, residual),
         "library_qkv": lambda layer: functional.linear(x, layer.attention.qkv.weight),
         "library_output": lambda layer: functional.linear(mixed, layer.attention.output.weight),
         "library_gate_up": lambda layer: functional.linear(x, layer.feed_forward.gate_up.weight),
         "library_down": lambda layer: functional.linear(inner, layer.feed_forward.down.weight),
     }
+    if first.attention.fused is not None:
+        kernels |= {
+            "invariant_rotation": turn,
+            "invariant_attention": attend_again,
+            "invariant_output": lambda layer: invariant_linear(
+                mixed, layer.attention.output.weight, None
+            ),
+            "invariant_down": lambda layer: invariant_linear(
+                inner, layer.feed_forward.down.weight, None
+            ),
+            "invariant_norm": lambda layer: layer.next_norm.add(x, residual),
+        }
+    return kernels
 
 
 def _bert_kernels(

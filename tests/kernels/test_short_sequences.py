@@ -75,6 +75,32 @@ def test_each_sequence_equals_the_same_alone(lengths, padding, causal, window, d
             )
 
 
+@pytest.mark.parametrize(("lengths", "padding"), [([100, 0, 3], 25), ([128], 0), ([3, 65, 20], 5)])
+@pytest.mark.parametrize(("causal", "window"), KINDS)
+def test_a_block_holds_a_small_step(lengths, padding, causal, window, device):
+    heads = HEADS[device.type][0]
+    qkv, cu_seqlens = step(lengths, padding, heads, torch.float16)
+    found = triton_short_sequences.attend_short_sequences(
+        *parts(qkv.to(device), heads),
+        cu_seqlens.to(device),
+        max_seqlen=128,
+        causal=causal,
+        window=window,
+    )
+    expected = expected_rows(qkv, cu_seqlens, heads, causal, window)
+    assert torch.isfinite(found).all()
+    found = found[: len(expected)].float().cpu()
+    torch.testing.assert_close(found, expected, rtol=4e-3, atol=4e-3)
+
+
+def test_longer_sequences_are_refused():
+    qkv, cu_seqlens = step([160], 0, (4, 2, 32), torch.float32)
+    with pytest.raises(ValueError, match="max_seqlen should be up to 128, not 160"):
+        triton_short_sequences.attend_short_sequences(
+            *parts(qkv, (4, 2, 32)), cu_seqlens, max_seqlen=160, causal=False, window=None
+        )
+
+
 def test_nothing_outside_the_step_is_read_or_written(device, monkeypatch):
     heads, guard = HEADS[device.type][0], 1 << 16
     buffers = []

@@ -19,7 +19,13 @@ from flowerbed.rose import kernels
 from flowerbed.rose.engine import Engine
 from flowerbed.rose.forward import RaggedModel
 from flowerbed.rose.inputs import PackedBatch, RowFormat
-from flowerbed.rose.kernels import flash_attention, linear, small_linear
+from flowerbed.rose.kernels import (
+    flash_attention,
+    fused_linear,
+    linear,
+    norm_rope,
+    small_linear,
+)
 from flowerbed.rose.kernels.attention import AttentionPlan, Backend
 from flowerbed.rose.layers import rotary
 from flowerbed.rose.models import bert, qwen3, roberta
@@ -142,15 +148,30 @@ def run(folder: ModelFolder, *, batch_invariant: bool) -> None:
 
 @pytest.mark.parametrize("name", ["qwen3", "fused-heads", "both-ways"])
 def test_small_steps_of_qwen3_tell_whatever_can_be_told(
-    tmp_path: Path, calls: Calls, name: str
+    tmp_path: Path, calls: Calls, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    monkeypatch.setattr(fused_linear, "_fuses", lambda *args: True)
     kind, settings = MODELS[name]
     run(small_model(kind, tmp_path / name, **settings), batch_invariant=True)
     assert [call for call, is_told in calls if not is_told] == []
-    found = {call for call, _ in calls}
     # Heads of 128 columns have kernels of equal bits, for which there is nothing to tell.
-    own = {"attention", "fused_linear.linear_activation"} if name != "fused-heads" else set()
-    assert found == {"pooling.pool_segments", *own}
+    own = {"attention", "fused_linear.linear_activation"}
+    if name == "fused-heads":
+        own = {"fused_linear.fuses_norm_rope"}
+    assert {call for call, _ in calls} == {"pooling.pool_segments", *own}
+
+
+@pytest.mark.parametrize("reason", ["shape", "triton"])
+def test_small_steps_of_qwen3_whose_bits_may_differ_take_what_large_ones_take(
+    tmp_path: Path, calls: Calls, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    monkeypatch.setattr(fused_linear, "_fuses", lambda *args: False)
+    monkeypatch.setattr(qwen3, "has_known_sums", lambda: reason != "triton")
+    for function in (small_linear.small_linear, small_linear.small_swiglu, norm_rope.norm_rope_):
+        replace_everywhere(monkeypatch, function, forbidden(function.__name__))
+    kind, settings = MODELS["fused-heads"]
+    run(small_model(kind, tmp_path / reason, **settings), batch_invariant=True)
+    assert {"attention", "fused_linear.linear_swiglu"} < {call for call, _ in calls}
 
 
 @pytest.mark.parametrize("has_dense", [False, True])

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flowerbed.rose.inputs import ForwardContext
 from flowerbed.rose.kernels.attention import AttentionPlan, Backend, HostPlan
+from flowerbed.rose.kernels.backend import has_known_sums
 from flowerbed.rose.kernels.pack import Quantizer, pack_rows_into
 from flowerbed.rose.kernels.positions import token_places
 from flowerbed.rose.layers.pooled import EMBED_HEAD, Head, SegmentSpans
@@ -50,7 +51,8 @@ class RaggedModel:
         plan = AttentionPlan(
             self.backend,
             inputs.padded_cu_seqlens,
-            max_seqlen,
+            # flash-attn-4 attends the padding, too, which in steps of short sequences may be longer.
+            num_tokens if fixed and not has_known_sums() else max_seqlen,
             on_host=on_host,
             batch_invariant=fixed,
         )

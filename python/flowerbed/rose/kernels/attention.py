@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from flowerbed.rose.kernels.backend import has_known_sums
 from flowerbed.rose.kernels.short_sequences import MAX_SHORT_SEQLEN, attend_short_sequences
 
 MAX_SHORT = 64
@@ -63,7 +64,10 @@ class AttentionPlan:
     @property
     def is_short(self) -> bool:
         """Whether sequences are so short that the padding, which is last, may be longer than the bound."""
-        return self.backend is Backend.FLASH_ATTN_4 and self.max_seqlen <= MAX_SHORT_SEQLEN
+        has_kernel = self.backend is Backend.FLASH_ATTN_4
+        if self.batch_invariant and not has_known_sums():
+            has_kernel = False  # other bits than flash-attn-4's for longer sequences
+        return has_kernel and self.max_seqlen <= MAX_SHORT_SEQLEN
 
 
 def attention(

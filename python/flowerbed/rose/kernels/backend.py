@@ -5,17 +5,22 @@ Knows no operations. Called by the other files of `kernels` and by `rose.device`
 
 from __future__ import annotations
 
+import logging
 import subprocess
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 from torch import Tensor
 
+log = logging.getLogger(__name__)
+
 MANY_ROWS = 2048
 """From here on a program takes several rows, so that starting programs is no limit. Below, there are
-too few rows for that, and the work of one program is what a step waits for. A kernel is compiled at
-most twice for one width and dtype: for fewer rows, and for so many. Either way threads share out a row
+too few rows for that, and the work of one program is what a step waits for. So a kernel is compiled
+for fewer rows, and for so many. Either way threads share out a row
 alike, so that it has the same bits."""
+KNOWN_TRITON = "3.6."
 VECTOR_BYTES = 16
 WARP_BYTES = 32 * VECTOR_BYTES
 """What a warp loads at once."""
@@ -49,6 +54,22 @@ def why_no_triton() -> str | None:
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
         return f"triton does not start ({first_line(error)})"
     return None
+
+
+@cache
+def has_known_sums() -> bool:
+    """Whether this Triton adds up rows in the order, and has the lower level, that kernels of equal bits were written for.
+
+    From 3.9 on a thread adds up its values in pairs, and Gluon has other names.
+    """
+    try:
+        found = version("triton")
+    except PackageNotFoundError:
+        return False
+    is_known = found.startswith(KNOWN_TRITON)
+    if not is_known:
+        log.warning("triton %s is not known: steps of few tokens may be slower", found)
+    return is_known
 
 
 def use_triton(x: Tensor) -> bool:

@@ -5,6 +5,7 @@ Knows no models. `rose.host_plans` makes the plans; called by `kernels.attention
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -88,6 +89,9 @@ class FlashInferPlan:
 def flashinfer_library() -> Any:
     """The library; raises what its import raises."""
     # Imported only where it is used: it takes half a second and makes folders under ~/.cache.
-    import flashinfer  # pyright: ignore[reportMissingImports]
+    # It warns of its own code, while it is imported.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import flashinfer  # pyright: ignore[reportMissingImports]
 
     return flashinfer

@@ -205,6 +205,11 @@ def fuses_products(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cuda" and dtype in FUSED_DTYPES and _has_kernels(device)
 
 
+def fuses_swiglu(x: Tensor, weight: Tensor) -> bool:
+    """Whether a batch-invariant `linear_swiglu` of x, [num_rows, in_features], is one kernel."""
+    return _fuses(SWIGLU, x, weight, 1)
+
+
 def _num_tiles(x: Tensor, weight: Tensor, tile: Tile) -> int:
     return -(-x.shape[0] // tile.rows) * -(-weight.shape[0] // tile.columns)
 

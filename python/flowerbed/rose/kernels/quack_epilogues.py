@@ -57,7 +57,7 @@ def sum_of_pairs(values):
 class PairwiseRstd(HeadRstd):
     """1 / sqrt(mean + eps) of each head of 128 columns; a thread adds up its squares in pairs, not one after another.
 
-    `triton_turned_sequences` has the same order of sums: it could not say any other in so few steps.
+    `triton_norm_rope` has the same order of sums: it could not say any other in so few steps.
     """
 
     @cute.jit
@@ -105,7 +105,7 @@ def saturated(value, number):
 def rotated(pair, position, frequency):
     """The pair turned by the angle of its position.
 
-    What is rounded once is written as one operation, here and in `triton_turned_sequences`, which has the same bits.
+    What is rounded once is written as one operation, here and in `triton_norm_rope`, which has the same bits.
     """
     first, second = unpack(pair)
     high, low = unpack(frequency)

@@ -9,6 +9,7 @@ here they are read a turn of the loop ahead, and it takes 19.
 # pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ from flowerbed.rose.kernels.backend import check_contiguous
 
 MIN_CAPABILITY = (9, 0)
 PROCESSORS = 132
-"""Of an H100 or H200: a product has no more programs."""
+"""Of an H100 or H200."""
 INNER = 128
 """Columns of a turn of the loop."""
 
@@ -151,7 +152,7 @@ def _narrow_linear_kernel(
 
 def serves(x: Tensor, weight: Tensor) -> bool:
     """Whether there is a form for the product of x, [num_tokens, in_features], and this weight."""
-    return _tile(x.shape[0], *weight.shape) is not None
+    return _tile(x.shape[0], *weight.shape, _processors(x.device)) is not None
 
 
 def narrow_linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -160,7 +161,7 @@ def narrow_linear(x: Tensor, weight: Tensor) -> Tensor:
     check_contiguous("weight", weight)
     num_tokens, width = x.shape
     num_columns = weight.shape[0]
-    tile = _tile(num_tokens, num_columns, width)
+    tile = _tile(num_tokens, num_columns, width, _processors(x.device))
     if tile is None:
         raise ValueError(f"no form for {num_tokens} rows of {width} -> {num_columns}")
     out = torch.empty((num_tokens, num_columns), dtype=x.dtype, device=x.device)
@@ -183,13 +184,19 @@ def narrow_linear(x: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-def _tile(num_tokens: int, num_columns: int, width: int) -> _Tile | None:
+@cache
+def _processors(device: torch.device) -> int:
+    is_gpu = device.type == "cuda"
+    return torch.cuda.get_device_properties(device).multi_processor_count if is_gpu else PROCESSORS
+
+
+def _tile(num_tokens: int, num_columns: int, width: int, processors: int) -> _Tile | None:
     """The smallest whose programs all run at once; None: no form is the fastest, or none fits."""
     if width % INNER:
         return None
     for tile in _TILES:
         programs = num_columns // tile.columns * triton.cdiv(num_tokens, tile.rows)
-        if num_columns % tile.columns == 0 and programs <= PROCESSORS:
+        if num_columns % tile.columns == 0 and programs <= processors:
             return tile
     return None
 
@@ -212,7 +219,7 @@ COMPILE_CASES = {
             MIN_CAPABILITY,
         )
         for tile in _TILES
-        for width in (384, 3072)
+        for width in (128, 384, 3072)
         for dtype in ("*bf16", "*fp16")
     ],
 }

@@ -96,6 +96,8 @@ def attend_short_sequences(
 ) -> Tensor:
     """See `short_sequences.attend_short_sequences`."""
     num_tokens, num_heads, head_dim = query.shape
+    if max_seqlen > MAX_BLOCK_SEQLEN:
+        raise ValueError(f"max_seqlen should be up to {MAX_BLOCK_SEQLEN}, not {max_seqlen}")
     for name, part in (("query", query), ("key", key), ("value", value)):
         if part.stride()[1:] != (head_dim, 1):
             raise ValueError(f"heads of {name} should be contiguous; strides are {part.stride()}")

@@ -17,7 +17,12 @@ import triton.language as tl
 from torch import Tensor
 
 from flowerbed.rose.kernels import CompileCase
-from flowerbed.rose.kernels.backend import LOAD_ERRORS, check_contiguous, first_line
+from flowerbed.rose.kernels.backend import (
+    LOAD_ERRORS,
+    check_contiguous,
+    first_line,
+    has_known_sums,
+)
 from flowerbed.rose.kernels.small_linear import MIN_CAPABILITY, starts_early
 from flowerbed.rose.kernels.triton_activation import gelu
 from flowerbed.rose.kernels.triton_early_start import fetch_rows, wait_for_inputs
@@ -222,7 +227,8 @@ def small_swiglu(x: Tensor, weight: Tensor) -> Tensor:
 
 def _narrow_linear(x: Tensor) -> Any:
     """`triton_narrow_linear` where its kernels run, else None."""
-    return _gluon() if starts_early(x.device) and x.element_size() == 2 else None
+    is_known = x.element_size() == 2 and starts_early(x.device) and has_known_sums()
+    return _gluon() if is_known else None
 
 
 @cache

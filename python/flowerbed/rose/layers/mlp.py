@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flowerbed.rose.kernels.fused_linear import GELUS, invariant_linear, linear_swiglu
+from flowerbed.rose.kernels.fused_linear import GELUS, fuses_swiglu, invariant_linear, linear_swiglu
 from flowerbed.rose.kernels.small_linear import small_gelu, small_linear_parts, small_swiglu
 from flowerbed.rose.layers.linear import Linear
 from flowerbed.rose.weights import Weights
@@ -65,4 +65,6 @@ class GatedFeedForward:
 
     def invariant_step(self, x: Tensor) -> Tensor:
         """As a call with the same bits, for such x."""
+        if not fuses_swiglu(x, self.gate_up.weight):
+            return self(x, batch_invariant=True)
         return invariant_linear(small_swiglu(x, self.gate_up.weight), self.down.weight, None)

@@ -18,7 +18,7 @@ from flowerbed.rose.kernels.fused_linear import (
 from flowerbed.rose.kernels.norm_rope import HEAD_DIM, norm_rope_, norm_rope_weights
 from flowerbed.rose.kernels.rope import qk_norm_rope_
 from flowerbed.rose.kernels.short_attention import short_attention
-from flowerbed.rose.kernels.short_sequences import attend_short_sequences
+from flowerbed.rose.kernels.short_sequences import MAX_BLOCK_SEQLEN, attend_short_sequences
 from flowerbed.rose.kernels.small_linear import small_linear, small_linear_parts
 from flowerbed.rose.layers.linear import Linear
 from flowerbed.rose.weights import Weights
@@ -56,7 +56,7 @@ class RotaryAttention:
         self.qkv = Linear(torch.cat(parts), None)
         self.query_norm = weights.take(f"{name}.q_norm.weight", shape.head_dim)
         self.key_norm = weights.take(f"{name}.k_norm.weight", shape.head_dim)
-        self.fused = None  # a second copy of the weight in another order, for large steps
+        self.fused = None  # a second copy of the weight in another order, for large steps and batch-invariant ones
         if shape.head_dim == HEAD_DIM and fuses_products(
             self.qkv.weight.device, self.qkv.weight.dtype
         ):
@@ -98,7 +98,8 @@ class RotaryAttention:
     def invariant_step(self, x: Tensor, context: ForwardContext) -> Tensor:
         """As a call with the same bits, for x that `small_linear.is_small_step` accepts."""
         shape, weights = self.shape, self.fused
-        if weights is None or shape.window is not None:
+        fits = shape.window is None and x.shape[0] <= MAX_BLOCK_SEQLEN
+        if weights is None or not (fits and fuses_norm_rope(x, weights, batch_invariant=True)):
             return self(x, context)
         heads = (shape.num_heads, shape.num_kv_heads)
         qkv = small_linear(x, weights.rows)

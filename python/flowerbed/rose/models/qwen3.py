@@ -22,6 +22,7 @@ from flowerbed.folder_files import (
     setting,
 )
 from flowerbed.rose.inputs import ForwardContext
+from flowerbed.rose.kernels.backend import has_known_sums
 from flowerbed.rose.kernels.embedding import embed_tokens
 from flowerbed.rose.kernels.rope import rope_tables
 from flowerbed.rose.kernels.scaled_rows import ScaledRows
@@ -139,8 +140,10 @@ class Qwen3:
                 x = layer(x, residual, context)
             elif not context.batch_invariant:
                 x = layer.small_step(x, residual, context)
-            else:
+            elif has_known_sums():
                 x = layer.invariant_step(x, residual, context)
+            else:
+                x = layer(x, residual, context)
         return x
 
     def _in_8_bits(self, residual: Tensor, context: ForwardContext) -> Tensor:
