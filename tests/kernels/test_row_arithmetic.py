@@ -33,3 +33,12 @@ def test_sums_of_norms_were_found_and_most_kernels_have_two_forms(forms):
         adds_up = "_swiglu_" not in what and "_gelu_" not in what
         assert all(bool(form["columns"]) == adds_up for form in found)
     assert sum(len(found) > 1 for found in forms.values()) > len(forms) / 2
+
+
+@pytest.mark.timeout(300)
+def test_a_thread_adds_up_its_shares_in_order_as_flash_attention_does(compiled):
+    chains = compiled("sum_chains.py")
+    assert len(chains) > 4
+    for keys, length in chains:
+        # A thread of four holds a quarter of the keys; two more additions are those of the four.
+        assert length == keys // 4 - 1 + 2
