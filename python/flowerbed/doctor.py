@@ -11,11 +11,12 @@ import re
 import sys
 import zlib
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib import import_module, metadata, util
 from pathlib import Path
 
 from flowerbed import config, devices, hub, hub_cache, hub_download, knee, machine
-from flowerbed.errors import FlowerbedError, ModelError
+from flowerbed.errors import DeviceError, FlowerbedError, ModelError
 from flowerbed.folder import ModelFolder, read_folder
 from flowerbed.report import Report
 
@@ -37,6 +38,9 @@ def examine(
     device: str,
     host: str,
     port: int,
+    dtype: config.DType = config.DType.AUTO,
+    attention: config.Attention = config.Attention.AUTO,
+    batch_invariant: config.BatchInvariant = config.BatchInvariant.AUTO,
     max_batch_tokens: int | None = None,
 ) -> Report:
     """Looks at everything that serving needs.
@@ -47,6 +51,9 @@ def examine(
         device: As `serve` takes it.
         host: That the gateway would bind.
         port: Its port; 0 for any free one.
+        dtype: As `serve` takes it.
+        attention: Likewise.
+        batch_invariant: Likewise.
         max_batch_tokens: Budget of a step that rules over a measured knee, if one is set.
     """
     report = Report()
@@ -57,7 +64,7 @@ def examine(
     _kernels(report, device)
     _budget(report, max_batch_tokens)
     _extras(report)
-    _model(report, model, revision)
+    _model(report, model, revision, device, dtype, attention, batch_invariant)
     _hub(report)
     _limits(report, host, port)
     return report
@@ -150,10 +157,7 @@ def _engine(report: Report) -> None:
 
 def _kernels(report: Report, device: str) -> None:
     """What steps on the GPUs that would serve lack; as a worker finds at its start."""
-    try:
-        names = [name for name in devices.expand(device) if name != "cpu"]
-    except FlowerbedError:  # told already
-        names = []
+    names = [name for name in _devices(device) if name != "cpu"]
     if not names or not all(_is_importable(name) for name in _NEEDED):
         return
     import torch
@@ -174,6 +178,14 @@ def _kernels(report: Report, device: str) -> None:
             is_missing = lacks.endswith("not installed")
             fix = "pip install 'flowerbed[engine,cuda]'" if is_missing else ""
             report.warn(f"steps on {name} are slower than they could be: {lacks}", fix)
+
+
+def _devices(device: str) -> tuple[str, ...]:
+    """Those that would serve; none where `_machine` has told why not."""
+    try:
+        return devices.expand(device)
+    except FlowerbedError:
+        return ()
 
 
 def _budget(report: Report, max_batch_tokens: int | None) -> None:
@@ -212,7 +224,15 @@ def _extras(report: Report) -> None:
         report.add("extras", **{extra: command if missing else "installed"})
 
 
-def _model(report: Report, model: str | None, revision: str | None) -> None:
+def _model(
+    report: Report,
+    model: str | None,
+    revision: str | None,
+    device: str,
+    dtype: config.DType,
+    attention: config.Attention,
+    batch_invariant: config.BatchInvariant,
+) -> None:
     try:
         packaged = hub.resolve(None)
     except ModelError as error:
@@ -231,7 +251,8 @@ def _model(report: Report, model: str | None, revision: str | None) -> None:
         if all(_is_importable(name) for name in _NEEDED):
             from flowerbed.rose.engine import check
 
-            check(folder)
+            with suppress(DeviceError):  # told by `_kernels`
+                check(folder, _devices(device), dtype, attention, batch_invariant)
     except FlowerbedError as error:
         report.error(str(error), "; ".join(getattr(error, "__notes__", [])))
         return

@@ -41,6 +41,21 @@ def test_doctor_tells_what_serving_consists_of_and_succeeds(run_doctor):
     assert facts["devices"] == {"cpu": "cpu"}
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--dtype", "fp8"), "dtype fp8 is not supported on a CPU"),
+        (("--batch-invariant", "on"), "batch_invariant on cannot be honoured on cpu"),
+        (("--attention", "flash-attn-4"), "attention flash-attn-4 cannot be honoured on cpu"),
+    ],
+)
+def test_what_serve_would_refuse_is_an_error(run_doctor, options, reason):
+    outcome = run_doctor("--json", "--device", "cpu", *options)
+    found = json.loads(outcome.out)
+    assert (outcome.code, found["ok"]) == (1, False)
+    assert any(reason in problem["what"] for problem in found["problems"])
+
+
 def test_the_text_for_people_ends_with_the_verdict(run_doctor):
     outcome = run_doctor("--device", "cpu")
     assert outcome.code == 0

@@ -63,6 +63,9 @@ def doctor(
         device=device,
         host=host,
         port=port,
+        dtype=dtype,
+        attention=attention,
+        batch_invariant=batch_invariant,
         max_batch_tokens=max_batch_tokens,
     )
     if not measure:

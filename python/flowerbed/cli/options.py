@@ -229,7 +229,7 @@ BatchInvariant = Annotated[
     config.BatchInvariant,
     typer.Option(
         envvar="FLOWERBED_BATCH_INVARIANT",
-        help="Whether a vector has the same bits alone and among others; on a GPU, small steps are slower. Of `doctor`, with --measure only.",
+        help="Whether a vector has the same bits alone and among others; on a GPU, small steps are slower.",
     ),
 ]
 GraphCapture = Annotated[

@@ -7,6 +7,7 @@ from one thread at a time.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Protocol, Self
 
 import torch
@@ -242,15 +243,32 @@ class Engine:
                 )
 
 
-def check(folder: ModelFolder) -> None:
+def check(
+    folder: ModelFolder,
+    devices: Sequence[str] = (),
+    dtype: DType = DType.AUTO,
+    attention: Attention = Attention.AUTO,
+    batch_invariant: BatchInvariant = BatchInvariant.AUTO,
+) -> None:
     """Whether `Engine.load` would take a folder: its architecture, settings, and what tensors there are.
 
-    Reads none of the weights and needs no device.
+    Reads none of the weights. On each of the devices, whether it would take the other arguments, too.
 
     Raises:
         ModelError: As `Engine.load` would raise it.
+        ConfigError: Likewise.
+        DeviceError: Likewise.
     """
-    _read(folder, torch.device("meta"), DType.FLOAT32)
+    encoder, _ = _read(folder, torch.device("meta"), DType.FLOAT32)
+    preferred = encoder_class(folder.config).gpu_dtype
+    for name in devices:
+        target = pick_device(name)
+        chosen = pick_dtype(dtype, target, preferred)
+        backend = pick_attention(attention, target, TORCH_DTYPES[chosen], encoder.head_dim)
+        prefers_float16 = preferred is DType.FLOAT16
+        pick_batch_invariance(
+            batch_invariant, target, backend, chosen, prefers_float16=prefers_float16
+        )
 
 
 def _read(
