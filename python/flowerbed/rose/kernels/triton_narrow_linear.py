@@ -22,10 +22,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from flowerbed.rose.kernels import CompileCase
 from flowerbed.rose.kernels.backend import check_contiguous
+from flowerbed.rose.kernels.fused_linear import PROCESSORS
+from flowerbed.rose.kernels.small_linear import MIN_CAPABILITY
 
-MIN_CAPABILITY = (9, 0)
-PROCESSORS = 132
-"""Of an H100 or H200."""
 INNER = 128
 """Columns of a turn of the loop."""
 

@@ -23,6 +23,7 @@ from flowerbed.rose.kernels.backend import (
     first_line,
     has_known_sums,
 )
+from flowerbed.rose.kernels.fused_linear import PROCESSORS
 from flowerbed.rose.kernels.small_linear import MIN_CAPABILITY, starts_early
 from flowerbed.rose.kernels.triton_activation import gelu
 from flowerbed.rose.kernels.triton_early_start import fetch_rows, wait_for_inputs
@@ -31,8 +32,6 @@ from flowerbed.rose.kernels.triton_short_rows import reciprocal
 
 log = logging.getLogger(__name__)
 
-PROCESSORS = 132
-"""Of an H100 or H200: products are split into about as many programs."""
 MIN_PART = 256
 """Least inner axis of a part."""
 MAX_PARTS = 8

@@ -134,16 +134,14 @@ class Qwen3:
         if self.scaled_layers:
             return self._in_8_bits(residual, context)
         x = self.input_norm(residual)
-        is_small = is_small_step(x, self.small_step_tokens)
-        for layer in self.layers:
-            if not is_small:
-                x = layer(x, residual, context)
-            elif not context.batch_invariant:
-                x = layer.small_step(x, residual, context)
+        run = Qwen3Layer.__call__
+        if is_small_step(x, self.small_step_tokens):
+            if not context.batch_invariant:
+                run = Qwen3Layer.small_step
             elif has_known_sums():
-                x = layer.invariant_step(x, residual, context)
-            else:
-                x = layer(x, residual, context)
+                run = Qwen3Layer.invariant_step
+        for layer in self.layers:
+            x = run(layer, x, residual, context)
         return x
 
     def _in_8_bits(self, residual: Tensor, context: ForwardContext) -> Tensor:
